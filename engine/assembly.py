@@ -4,7 +4,7 @@ import secrets
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,10 +30,11 @@ from engine.cache_plan import (
     windowed,
 )
 from engine.devices import begin_products, pick, use
+from engine.distributed.crews.started import StartedRanks
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.runner import RankedRunner
 from engine.distributed.stages import PipelineLink
-from engine.distributed.team import Team, gpus_of_ranks, needs_group
+from engine.distributed.team import Team, team_of
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
@@ -54,7 +55,7 @@ from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.decoder import Decoder
 from engine.models.find import Progress
-from engine.models.identity import files_hash, files_stamp, model_identity
+from engine.models.identity import begin_hash, model_identity
 from engine.models.layers.collective import Collective
 from engine.models.registry import check_stages, load_model
 from engine.scheduling.policy import Policy
@@ -81,11 +82,12 @@ def assemble(
     progress: Progress | None,
     below: Sequence[Tier] = (),
     phase: Callable[[str], None] = lambda doing: None,
+    ranks: StartedRanks | None = None,
 ) -> Engine:
     """Load the model, size the cache by the remaining memory, and build the engine.
 
     `loading`: the model's tokenizer. `below`: more cache tiers, below host memory.
-    `phase`: called with what it does next.
+    `phase`: called with what it does next. `ranks`: the other ranks of this machine, if it has any.
     """
     if config.ranks == 1:
         return _assembled(config, place, loading, progress, below, phase, None)
@@ -99,7 +101,7 @@ def assemble(
     if config.pp > 1:
         check_stages(place, config.pp)
     phase("starting the other ranks" if config.meet is None else "waiting for the other ranks")
-    team = Team(config, place, gpus_of_ranks(config), grouped=needs_group(config))
+    team = team_of(config, place, ranks)
     try:
         return _assembled(config, place, loading, progress, below, phase, team)
     except BaseException:
@@ -117,12 +119,11 @@ def _assembled(
     team: Team | None,
 ) -> Engine:
     """`team`: the other ranks that share the model, or None."""
-    hashed = _hashing(config, place)
+    hashed = begin_hash(config, place)
     policy = choose_policy(config.policy, config.latency_target)
     if team is not None:
-        team.check_identities()
-        team.connect(pick(config.device))
-    sums, link = (None, None) if team is None else (team.sums, team.link)
+        team.prepare(pick(config.device))
+    sums, link = (team.sums, team.link) if team is not None else (None, None)
     phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)
     config, model, room = loaded.config, loaded.model, loaded.budget
@@ -148,7 +149,6 @@ def _assembled(
         settings = *kinds, config.block_size, room.specs, room.groups.layers
         identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
         scheduler.kv.identify(identity, config.quantization)
-    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     engine = Engine(
         scheduler=scheduler,
         runner=runner,
@@ -160,6 +160,8 @@ def _assembled(
             stop_ids=stop_ids,
             speculation=("ngram", "suffix", *built.drafters),
             windowed=config.forgets,
+            longest=room.longest,
+            chosen=config.max_context is not None,
         ),
         info=EngineInfo(
             model=place.name,
@@ -172,7 +174,7 @@ def _assembled(
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         first_request=config.first_request,
-        grammars=grammars,
+        grammars=None if bare else Grammars(tokenizer, vocab, stop_ids),
         ranks=ALONE if team is None else team,
     )
     for name, path in map(AdapterPlace.parse, config.adapters):
@@ -311,20 +313,6 @@ def _load(
     if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
-
-
-def _hashing(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
-    """Start to hash the model's files, which name its blocks for other engines. None: there are none."""
-    if config.kv_disk is None and config.exchange is None:
-        return None
-    thread = ThreadPoolExecutor(1, "hash")
-    try:
-        if config.kv_disk is None:  # the others are on this machine, and run now
-            return thread.submit(files_stamp, place.folder, weights=not config.dummy_weights)
-        memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
-        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
-    finally:
-        thread.shutdown(wait=False)
 
 
 def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) -> Iterator[Tier]:

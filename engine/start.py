@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
+from engine.distributed.crews.started import started_ranks
 from engine.early import prepare_gpu
 from engine.kv.pinned import bytes_ahead
 from engine.kv.tiers.tier import Tier
@@ -33,11 +34,17 @@ def start(
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
     phase("importing torch")
-    tokenizer = Tokenizer.loading(place.folder)
-    wait_for_imports = prepare_gpu(config.device, bytes_ahead(config))
-    with timed("the engine's modules"):
-        from engine.assembly import assemble
-    with timed("waiting for Triton"):
-        wait_for_imports()
-    imported()
-    return assemble(config, place, tokenizer, progress, below, phase)
+    ranks = started_ranks(config)  # they import torch, too
+    try:
+        tokenizer = Tokenizer.loading(place.folder)
+        wait_for_imports = prepare_gpu(config.device, bytes_ahead(config))
+        with timed("the engine's modules"):
+            from engine.assembly import assemble
+        with timed("waiting for Triton"):
+            wait_for_imports()
+        imported()
+        return assemble(config, place, tokenizer, progress, below, phase, ranks)
+    except BaseException:
+        if ranks is not None:
+            ranks.end()
+        raise

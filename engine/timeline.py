@@ -23,6 +23,7 @@ class Span(NamedTuple):
 
 
 spans: list[Span] = []  # of this process, in the order of their ends
+others: list[Span] = []  # of other processes of this machine, whose clock is the same
 
 
 class Stopwatch:
@@ -61,9 +62,20 @@ def merged(found: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def as_text() -> str:
-    """All spans, for a log."""
-    found = merged(spans)
+def add_others(text: str, source: str) -> None:
+    """Note the spans of another process."""
+    found = [each._replace(thread=f"{source}: {each.thread}") for each in from_text(text)]
+    others.extend(found[: max(0, _MOST - len(others))])
+
+
+def every() -> list[Span]:
+    """All spans."""
+    return merged([*spans, *others])
+
+
+def as_text(own: bool = False) -> str:
+    """All spans, for a log, or only those of this process."""
+    found = merged(spans) if own else every()
     return json.dumps([[*each[:2], *(round(seconds, 4) for seconds in each[2:])] for each in found])
 
 

@@ -1,8 +1,10 @@
 """Waiting for the work of another thread, process or task. The limit only lets a test that hangs fail."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from threading import Event, Lock
 
 LIMIT = 40.0  # seconds; generous, for a loaded machine
@@ -17,6 +19,12 @@ def becomes(holds: Callable[[], object], tick: float = _TICK) -> bool:
             return False
         time.sleep(tick)
     return True
+
+
+def accepts_connections(path: Path) -> bool:
+    """Whether a server listens. Its socket is there a little earlier."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(str(path)) == 0
 
 
 class NotingLock:

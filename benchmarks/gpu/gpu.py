@@ -9,6 +9,7 @@ measures each scheme of the weights with each of the cache.
 Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
 """
 
+import gc
 import json
 import os
 import random
@@ -94,9 +95,16 @@ def run(
             # Replies from compressed numbers are not checked: their rounding is not an error.
             skipped = {"cold"} if weights == cache == "none" else {"cold", "check"}
             if selected := [part for part in only if part not in skipped]:
-                with started(bench, name, quantization=weights, kv_scheme=cache) as engine:
-                    for part in selected:
-                        PARTS[part](bench, labeled(name, weights, cache), engine, rows)
+                measured(bench, name, weights, cache, selected, rows)
+
+
+def measured(
+    bench: Bench, name: str, weights: str, cache: KvSchemeName, parts: Sequence[str], rows: Sequence[int]
+) -> None:
+    """In a function of its own, so that nothing holds this engine while the next one loads."""
+    with started(bench, name, quantization=weights, kv_scheme=cache) as engine:
+        for part in parts:
+            PARTS[part](bench, labeled(name, weights, cache), engine, rows)
 
 
 def cold(bench: Bench, name: str) -> None:
@@ -125,8 +133,6 @@ def started(
         label = labeled(name, quantization, kv_scheme)
         bench.note(f"{label}, from start to the first reply", seconds, "s")
         yield engine
-    del engine
-    torch.cuda.empty_cache()
 
 
 def labeled(name: str, quantization: str, kv: KvSchemeName) -> str:
@@ -140,6 +146,8 @@ def opened(name: str, folder: str, **config: Any) -> tuple[Engine, float]:
     blocks = None if name in larger else BLOCKS  # None: as many as fit
     usual = {"max_context": CONTEXT, "prefix_cache": False, "blocks": blocks, "host_blocks": 0, "seed": 0}
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | EVERY[name]))
+    gc.collect()  # a previous engine, whose objects refer to each other
+    torch.cuda.empty_cache()
     began = time.perf_counter()
     engine = start(EngineConfig(model=folder, dummy_weights=True, **{**usual, **config}))
     finish(engine, [[1, 2, 3]], [2])
@@ -270,10 +278,10 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """Run the mixed workload four times; the first run is not measured."""
+    """Run the mixed workload up to four times; the first run is not measured."""
     prompts, counts = drawn()
     speeds = []
-    for _ in range(4):
+    for _ in range(1 + min(3, bench.repeats)):
         torch.cuda.synchronize()
         began = time.perf_counter()
         finish(engine, prompts, counts)

@@ -1,4 +1,4 @@
-"""LoRA adapters on a GPU: a decode step whose rows mix two of them with none, and the time to load one.
+"""LoRA adapters on a GPU: a decode step whose rows mix two of them with none, and the time to load or switch.
 
 Random adapters on the queries and values (PEFT's default) and on all linear layers. Steps without adapters,
 with one, and with a third of the rows for each of two adapters and none take turns on one engine; the
@@ -48,6 +48,8 @@ def measured(bench: Bench, engine: Engine, folders: dict[str, Path], rows: Seque
     loads = [loading(engine, each, folder) for each, folder in folders.items()]
     bench.note(f"{what}, load an adapter, then a first token, compiling", loads[0], "s")
     bench.note(f"{what}, load another one, then a first token", loads[1], "s")
+    for each in folders:  # the graph of this prompt is there
+        bench.note(f"{what}, switch to the loaded {each}, a first token", first_token(engine, each), "s")
     for count in rows:
         mixes = {mix: names for mix, names in MIXES.items() if count >= len(names)}
         found: dict[str, list[float]] = {mix: [] for mix in mixes}
@@ -83,9 +85,16 @@ def step(engine: Engine, adapters: Sequence[str]) -> float:
 
 
 def loading(engine: Engine, name: str, folder: Path) -> float:
+    """Seconds to load an adapter and compute a token with it."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     engine.load_adapter(name, folder)
+    return time.perf_counter() - began + first_token(engine, name)
+
+
+def first_token(engine: Engine, name: str) -> float:
+    """Seconds of a prompt of 32 tokens."""
+    began = time.perf_counter()
     engine.submit(range(50, 82), SamplingParams(temperature=0, max_tokens=1), drop, adapter=name)
     while engine.busy:
         engine.step()

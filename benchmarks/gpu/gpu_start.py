@@ -60,6 +60,7 @@ def run(
     starts: int = 3,
     model: str = "",
     device: str = "cuda",
+    tp: int = 1,
     profile: bool = False,
     cache: str = "",
 ) -> None:
@@ -73,7 +74,7 @@ def run(
         raise SystemExit(f"gpu_start needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as dropped:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[shape]))
-        config: dict[str, object] = {"model": model, "device": device}
+        config: dict[str, object] = {"model": model, "device": device, "tp": tp}
         if not model:
             config |= {"model": folder, "dummy_weights": True, **_SETTINGS}
         environment = _environment(cache or dropped)
@@ -87,7 +88,7 @@ def run(
             values, unit = [each.seconds.get(name, 0.0) for each in found], "" if name == _COUNT else "s"
             bench.note(f"{model or shape}, {title}: {name}", values, unit)
     for title, last in {"engine alone": engines[-1], "engine of a server": servers[-1]}.items():
-        print(_table(title, last))
+        print(table(title, last))
 
 
 def _environment(cache: str) -> dict[str, str]:
@@ -96,7 +97,7 @@ def _environment(cache: str) -> dict[str, str]:
     return kept | {"TRITON_CACHE_DIR": f"{cache}/triton", "PYTHONPYCACHEPREFIX": f"{cache}/python"}
 
 
-def _table(title: str, started: Started) -> str:
+def table(title: str, started: Started) -> str:
     """The spans of all threads, in the order in which they began."""
     lines = [f"\n{title}, seconds since its start\n   from      to    took share  thread"]
     for each in started.spans:
@@ -164,8 +165,10 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
     phases.note("Python and this benchmark")
 
     from engine import early
+    from engine.distributed.crews.started import RankCount, start_early
     from engine.kv.pinned import bytes_ahead
 
+    start_early(RankCount.of(config))
     early.prepare_gpu(config.device, bytes_ahead(config))
     early.import_torch()
     __import__("torch")
@@ -230,7 +233,7 @@ def _served(config: dict[str, object], environment: dict[str, str], folder: str)
     """What /health says until a server is ready, and for how long."""
     place = f"{folder}/s.sock"
     words = ["serve", "--no-key", f"--uds={place}", f"--model={config['model']}"]
-    words += ["--device", str(config["device"])]
+    words += ["--device", str(config["device"]), "--tp", str(config["tp"])]
     if config.get("dummy_weights"):
         words += [
             "--dummy-weights",

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from engine.distributed.collective import SharedMemoryCollective, Wires, memory_size, wires
+from engine.distributed.collective import SharedMemoryCollective
+from engine.distributed.crews.wires import Wires, memory_size, wires
 from engine.distributed.memory import anonymous
 
 RANKS = 2

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 
 
 def drawn() -> tuple[list[list[int]], list[int]]:
@@ -13,6 +14,13 @@ def drawn() -> tuple[list[list[int]], list[int]]:
 
 def contexts_left(rows: int) -> Sequence[int]:
     """Return the contexts of the first step that has at most so many rows."""
+    lengths = _lengths()
+    step = sorted((count for _, count in lengths), reverse=True)[rows]
+    return [prompt + step for prompt, count in lengths if count > step]
+
+
+@cache
+def _lengths() -> Sequence[tuple[int, int]]:
+    """The tokens of each prompt and of its reply."""
     prompts, counts = drawn()
-    step = sorted(counts, reverse=True)[rows]
-    return [len(prompt) + step for prompt, count in zip(prompts, counts, strict=True) if count > step]
+    return [(len(prompt), count) for prompt, count in zip(prompts, counts, strict=True)]

@@ -14,7 +14,7 @@ from engine.api.errors import EngineError
 from engine.fleet.fleet import Fleet
 from engine.fleet.local import Start
 from engine.host.frames import FrameSocket
-from engine.host.launching import ChildProcess, Launch, launch_here
+from engine.host.launching import Ahead, ChildProcess, Launch, launch_here
 from engine.host.process import EngineProcess
 
 Say = Callable[[str], None]
@@ -28,7 +28,7 @@ _TAIL = 5  # lines of a log
 
 def here(config: EngineConfig) -> Launch:
     """Launch an engine's process on this machine."""
-    return partial(launch_here, device=config.device)
+    return partial(launch_here, ahead=Ahead(config.device))
 
 
 class Watched:

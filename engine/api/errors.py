@@ -4,8 +4,14 @@ import math
 import os
 import traceback
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+ContextBound = Literal["model", "max_context", "blocks"]
+MORE_CONTEXT: dict[ContextBound, str] = {
+    "model": "choose a larger model",
+    "max_context": "raise max_context",
+    "blocks": "give the KV cache more blocks",
+}
 _LONGEST = 200  # characters of a field or a value
 
 

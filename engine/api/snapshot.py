@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from engine.api.errors import ContextBound
 from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
 
@@ -109,14 +110,19 @@ class Change(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Bytes that a step reads from device memory: the weights once, and the cache for each row."""
+    """What a step reads from device memory: weights once, the cache for each row. What attention computes."""
 
     weights: int = 0  # bytes
     cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
+    attention: tuple[tuple[int, int], ...] = ()  # likewise: operations of a token for each that it sees
 
     def of_context(self, tokens: int) -> int:
         """Bytes of cache that a row with `tokens` tokens of context reads."""
         return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
+
+    def operations(self, tokens: float) -> float:
+        """Operations of the attention of one token that sees `tokens`."""
+        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
 
 
 class Speeds(NamedTuple):
@@ -176,16 +182,10 @@ class BlockView:
 
     def emptied(self) -> Self:
         """A copy with all blocks free."""
-        return replace(
-            self,
-            refs=np.zeros_like(self.refs),
-            owner=np.full_like(self.owner, -1),
-            filled=np.zeros_like(self.filled),
-            in_use=0,
-            cached=0,
-            left=np.zeros_like(self.left),
-            moved=np.zeros_like(self.moved),
-        )
+        zeros: dict[str, Any] = {
+            name: np.zeros_like(getattr(self, name)) for name in ("refs", "filled", "left", "moved")
+        }
+        return replace(self, owner=np.full_like(self.owner, -1), in_use=0, cached=0, **zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +335,7 @@ class Snapshot:
     form_times: tuple[FormTime, ...] = ()  # of all forms so far; the one of the newest step is first
     experts: ExpertLoad | None = None  # tokens by expert; None: the model has none
     block_groups: int = 1  # of layers: each has its own blocks of the same `block_size` tokens
+    context_bound: ContextBound = "model"  # what limits `max_context`
 
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""
@@ -365,8 +366,7 @@ class Snapshot:
 
     def form_time(self, weights: str, cache: str) -> FormTime | None:
         """How long a step takes in this form, with about as many rows as the newest one had."""
-        rows = self.form_times[0].rows if self.form_times else 0
-        wanted = weights, cache, rows
+        wanted = weights, cache, self.form_times[0].rows if self.form_times else 0
         return next((each for each in self.form_times if each[:3] == wanted), None)
 
     @property

@@ -220,8 +220,12 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
         longest, mean = int(counts.max()), float(contexts.mean())
         seen = min(mean, spec.reach or mean)
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
+        gathers = gathered is not None
+        if itemsize == 2 and (gathers or not packed):
+            tall = tiles.for_prompts(spec, counts, contexts, gpu(device), batch.block_size)
+            tile, gathers = tall or tile, packed or (gathers and not tall)
         chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
-        launches.append(work_of(chunks, spec, tile, device, contexts if gathered else None))
+        launches.append(work_of(chunks, spec, tile, device, contexts, gathers=gathers))
     return launches
 
 
@@ -230,19 +234,22 @@ def work_of(
     spec: LayerSpec,
     tile: tiles.Tile,
     device: torch.device,
-    gathered: np.ndarray | None = None,
+    contexts: np.ndarray | None = None,
+    *,
+    gathers: bool = False,
 ) -> AttentionWork:
     """Split the work into programs and send their list to the device in one copy.
 
-    `gathered`: the contexts of all rows, if they are to be gathered.
+    `contexts`: of all rows, if there are several tokens of each. `gathers`: whether they are to be gathered.
     """
     items, merges, partials = plan_items(chunks, spec, tile)
-    most = int(merges[:, 3].max(initial=0))
-    if gathered is None:
+    most, first = int(merges[:, 3].max(initial=0)), int(chunks.rows[0])
+    if contexts is None or not gathers:
+        if contexts is not None:
+            items[:, 7] = contexts[items[:, 0] - first]
         sent = sent_to(device, items, merges)
         return AttentionWork(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most)
-    first = int(chunks.rows[0])
-    table, longest, cells = plan_spans(first, gathered, tile.keys)
+    table, longest, cells = plan_spans(first, contexts, tile.keys)
     items[:, 7] = table[items[:, 0] - first, 2]
     sent = sent_to(device, items, merges, table)
     spans = Spans(sent[2].view(-1, SPAN), longest, cells)

@@ -15,47 +15,15 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import EngineError
+from engine.distributed.crews.wires import PLACE, Wires, memory_size
 from engine.distributed.memory import mapped
 from engine.distributed.waiting import readable
 
-PLACE = 2**20  # bytes of a part; a larger tensor takes several exchanges
 LIMIT = 600.0  # seconds a rank waits for another, which may be loading or compiling
 
 
 class Interrupted(EngineError):
     """A collective call ended early: another rank has failed or is lost."""
-
-
-class Wires(NamedTuple):
-    """What a rank needs to meet the others. All are file descriptors."""
-
-    memory: int
-    wake: tuple[int, ...]  # by rank: where to write a byte once this rank's part is in memory; -1 for itself
-    woken: tuple[int, ...]  # by rank: where its byte arrives; -1 for itself
-    alarm: tuple[int, int]  # a pipe that is never read while the ranks work: a byte in it stops all of them
-
-    def fds(self) -> list[int]:
-        return [each for each in (self.memory, *self.wake, *self.woken, *self.alarm) if each >= 0]
-
-
-def memory_size(ranks: int) -> int:
-    return 2 * ranks * PLACE
-
-
-def wires(ranks: int, memory: int) -> list[Wires]:
-    """Return the wires of each rank. The memory and the alarm are common to all."""
-    pairs = {(a, b): os.pipe() for a in range(ranks) for b in range(ranks) if a != b}
-    alarm = os.pipe()
-    everyone = range(ranks)
-    return [
-        Wires(
-            memory,
-            tuple(-1 if other == rank else pairs[rank, other][1] for other in everyone),
-            tuple(-1 if other == rank else pairs[other, rank][0] for other in everyone),
-            alarm,
-        )
-        for rank in everyone
-    ]
 
 
 class Exchanged(NamedTuple):

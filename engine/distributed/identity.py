@@ -34,13 +34,6 @@ def visible_gpus() -> list[Gpu]:
     return [Gpu(f"GPU-{each.uuid}", each.name) for each in every]
 
 
-def gpus_of_rank(rank: int, first: int, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs of a rank's process, in an order that gives its own GPU the number of rank 0's, `first`."""
-    found = [*gpus]
-    found[first], found[first + rank] = found[first + rank], found[first]
-    return found
-
-
 def identity(config: EngineConfig, place: ModelPlace, gpus: Sequence[Gpu] = ()) -> Identity:
     """`gpus`: that this process sees, if its ranks run on GPUs."""
     return order_of(gpus) | {

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from engine.distributed.collective import Wires
+from engine.distributed.crews.wires import Wires
 from engine.distributed.link import RankLink
 from engine.distributed.ring import RingEnds
 from engine.host.launching import child_environment
@@ -67,12 +67,12 @@ def spawn(
     meeting: int,
     ring: RingEnds,
     wires: Wires,
-    board: int | None,
+    board: int,
     visible: Sequence[str],
     device: str,
 ) -> Member:
-    """Start a rank's process. `board`: its end of the connection to one, or None. `visible`: the GPUs that
-    it sees, if any. `device`: of those, its own.
+    """Start a rank's process. `board`: its end of the connection to one. `visible`: the GPUs that it sees, if
+    any. `device`: of those, its own.
     """
     link, their_link = socket.socketpair()
     pulse, their_pulse = socket.socketpair()
@@ -85,7 +85,7 @@ def spawn(
         "board": board,
         "device": device,
     }
-    inherited = [their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds()]
+    inherited = [their_link.fileno(), their_pulse.fileno(), steps, meeting, *ring, *wires.fds(), board]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # the member closes it
     with their_link, their_pulse:
         process = subprocess.Popen(
@@ -93,7 +93,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[*inherited, *([] if board is None else [board])],
+            pass_fds=inherited,
             env=child_environment() | ({"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}),
             start_new_session=True,  # it must not receive Ctrl+C or the terminal's hangup
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api.errors import EngineError
 from engine.distributed.waiting import readable
+from engine.timeline import timed
 
 if TYPE_CHECKING:
     from engine.distributed.loop import RankLoop
@@ -45,9 +46,10 @@ def begin(given: dict[str, Any]) -> "RankLoop":
 
     wait_for_imports = prepare_gpu(given["device"])
     import_torch()
-    from engine.distributed.setup import connect
-
-    wait_for_imports()
+    with timed("the engine's modules"):
+        from engine.distributed.setup import connect
+    with timed("waiting for Triton"):
+        wait_for_imports()
     loop = connect(given)
     gc.collect()
     gc.freeze()

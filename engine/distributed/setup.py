@@ -4,18 +4,21 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine import timeline
 from engine.api import wire
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import EngineError
 from engine.assembly import build_runner, load_share
 from engine.devices import pick
-from engine.distributed.collective import RankCollective, SharedMemoryCollective, Wires
+from engine.distributed.collective import SharedMemoryCollective
 from engine.distributed.crews.steps import StepReceiver
+from engine.distributed.crews.wires import Wires
 from engine.distributed.groups.board import Board
+from engine.distributed.groups.group import GroupCollective
 from engine.distributed.groups.meeting import group_collective
 from engine.distributed.groups.process_group import LOOPBACK
 from engine.distributed.identity import identity, kind_of, visible_gpus
@@ -27,6 +30,10 @@ from engine.distributed.stage_loop import StageLoop
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
+from engine.timeline import timed
+
+if TYPE_CHECKING:  # imports Triton, which is only installed with a GPU
+    from engine.distributed.peers import PeerCollective
 
 
 def connect(given: dict[str, Any]) -> RankLoop:
@@ -54,15 +61,25 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
         own = replace(config, device=given["device"])
     device, stages = pick(own.device), None
     gpus = visible_gpus() if start["gpus"] else ()
-    link.send({"hello": identity(config, place, gpus) | kind_of(device) | {"pid": str(os.getpid())}})
+    with timed("what all ranks must have in common"):
+        own_identity = identity(config, place, gpus) | kind_of(device)
+    link.send({"hello": own_identity | {"pid": str(os.getpid())}})
     config, ring = own, _reader(given)
     if config.pp > 1:
         stages = PipelineLink(rank, config, device, start["meeting"])
-    sums = _collective(rank, config, device, link, given)
+    with timed("memory for exchanges"):
+        sums = _collective(rank, config, device, given, grouped=start["grouped"])
+    peers = sums if not isinstance(sums, SharedMemoryCollective | GroupCollective) else None
+    if peers is not None:
+        link.send({"handle": peers.handle()})
     loaded = load_share(config, place, sums, stage=stage_of(rank, config))
+    if peers is not None:
+        with timed("connecting the ranks' memory"):
+            peers.connect(_received(link)["handles"])
     budget = loaded.budget
     link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)})
-    agreed = _received(link)
+    with timed("waiting for the other ranks' weights"):
+        agreed = _received(link)
     budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])
     stop_ids = frozenset(agreed["stop_ids"])
     built = build_runner(replace(loaded, budget=budget), stop_ids, rank=rank, link=stages)
@@ -70,7 +87,8 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
     fit = budget.fit(config.kv_scheme)
     vocab, groups = loaded.model.config.vocab, budget.groups.count
     bounds = Bounds(slots, width, loaded.config.block_size, fit.blocks, vocab, groups)
-    link.send({"ready": {"blocks": fit.blocks, "slots": slots, "width": width}})
+    ready = {"blocks": fit.blocks, "slots": slots, "width": width}
+    link.send({"ready": ready, "spans": timeline.as_text(own=True)})
     if stages is None:
         return RankLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)
     loop = StageLoop(built.runner, ring, link, sums, bounds, built.tiers, rank)
@@ -79,13 +97,14 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
 
 
 def _collective(
-    rank: int, config: EngineConfig, device: torch.device, link: RankLink, given: dict[str, Any]
-) -> RankCollective:
-    if given["board"] is not None:
-        board = Board([_socket(given, "board")], given.get("host", LOOPBACK))
-        group = group_collective(rank, config, board, device)
+    rank: int, config: EngineConfig, device: torch.device, given: dict[str, Any], *, grouped: bool
+) -> "SharedMemoryCollective | GroupCollective | PeerCollective":
+    connection = _socket(given, "board")
+    if grouped:
+        group = group_collective(rank, config, Board([connection], given.get("host", LOOPBACK)), device)
         group.connect()
         return group
+    connection.close()
     memory, wake, woken, alarm = given["wires"]
     ends = Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
     collective = SharedMemoryCollective(rank % config.tp, ends)
@@ -94,10 +113,7 @@ def _collective(
     # Imports Triton, which is only installed with a GPU.
     from engine.distributed.peers import PeerCollective
 
-    peers = PeerCollective(collective, device)
-    link.send({"handle": peers.handle()})
-    peers.connect(_received(link)["handles"])
-    return peers
+    return PeerCollective(collective, device)
 
 
 def _reader(given: dict[str, Any]) -> StepReader:

@@ -8,13 +8,12 @@ frees them with the processes, however those end.
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,12 +25,13 @@ from engine.api.snapshot import RankView
 from engine.devices import pick
 from engine.distributed.collective import LIMIT, RankCollective, SharedMemoryCollective
 from engine.distributed.crews.far import FarCrew, FarProcess
+from engine.distributed.crews.gpu_names import gpus_of_rank
 from engine.distributed.crews.local import LocalCrew
+from engine.distributed.crews.started import RankCount, StartedRanks
 from engine.distributed.groups.group import GroupCollective
 from engine.distributed.identity import (
     Gpu,
     check_same,
-    gpus_of_rank,
     identity,
     kind_of,
     order_of,
@@ -44,6 +44,10 @@ from engine.distributed.rank_meters import RankMeters
 from engine.distributed.stages import PipelineLink, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.launching import describe_exit
+from engine.timeline import add_others, timed
+
+if TYPE_CHECKING:  # imports Triton, which is only installed with a GPU
+    from engine.distributed.peers import PeerCollective
 
 _LOOK = 0.5  # seconds between checks of the heartbeats
 _STARTS = 120.0  # seconds until a process has imported everything
@@ -80,21 +84,32 @@ def needs_group(config: EngineConfig) -> bool:
     return bool(problem)
 
 
+def team_of(config: EngineConfig, place: ModelPlace, started: StartedRanks | None) -> "Team":
+    """The team of an engine. `started`: the processes of this machine's ranks."""
+    with timed("the ranks' GPUs"):
+        gpus, grouped = gpus_of_ranks(config), needs_group(config)
+    if started is not None and started.on_gpus is not bool(gpus):  # torch does not find the driver's GPUs
+        started.end()
+        started = StartedRanks(RankCount.of(config), [[each.uuid for each in some] for some in gpus])
+    return Team(config, place, started, gpus, grouped=grouped)
+
+
 class Team:
     """Used by the engine's thread, unless a docstring says otherwise."""
 
     silence = 5.0  # seconds without a heartbeat after which a rank has stopped
-    command: tuple[str, ...] = (sys.executable, "-P", "-m", "engine.distributed.rank")
 
     def __init__(
         self,
         config: EngineConfig,
         place: ModelPlace,
+        started: StartedRanks | None,
         gpus: Sequence[Sequence[Gpu]] = (),
         *,
         grouped: bool = False,
     ) -> None:
-        """`gpus`: by rank, those of its process, in its order. Empty on CPUs.
+        """`started`: the processes of this machine's ranks; None: all others are on other machines.
+        `gpus`: by rank, those of its process, in its order. Empty on CPUs.
         `grouped`: ranks sum over torch.distributed, and not in memory that they share.
         """
         self._config, self._place, self._gpus = config, place, gpus
@@ -105,12 +120,13 @@ class Team:
         self.meters = RankMeters(self.ranks)
         self._layers = [1] * self.ranks
         self._crew: LocalCrew | FarCrew
-        if config.meet is None:
-            self._crew = LocalCrew(config, self.command, gpus, self.check, grouped=grouped)
+        if started is not None:
+            self._crew = LocalCrew(config, started, self.check, grouped=grouped)
         else:
-            self._crew = FarCrew(config, config.meet)
+            self._crew = FarCrew(config)
         self.members = self._crew.members
         self.sums: RankCollective = self._crew.collective
+        self._peers: PeerCollective | None = None  # not connected before all have started
         self.link: PipelineLink | None = None  # to the other stages
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
@@ -125,6 +141,25 @@ class Team:
 
     # While the engine starts
 
+    def prepare(self, device: torch.device) -> None:
+        """Take what the exchanges need of the device's memory, before the weights and the cache.
+
+        Waits for the ranks only if torch.distributed takes it.
+        """
+        if self._config.pp > 1:
+            self.check_identities()
+            self.link = PipelineLink(0, self._config, device, self._crew.meeting)
+        if isinstance(self.sums, GroupCollective):
+            if self.link is None:
+                self.check_identities()
+            self.sums.connect()
+        elif isinstance(self.sums, SharedMemoryCollective) and self._config.tp > 1 and device.type == "cuda":
+            with timed("memory for exchanges"):
+                # Imports Triton, which is only installed with a GPU.
+                from engine.distributed.peers import PeerCollective
+
+                self.sums = self._peers = PeerCollective(self.sums, device)
+
     def check_identities(self) -> None:
         """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""
         own = identity(self._config, self._place) | kind_of(pick(self._config.device))
@@ -136,21 +171,17 @@ class Team:
                 member.process.pid = int(hello["pid"])
             member.beating = True
 
-    def connect(self, device: torch.device) -> None:
-        """Connect the stages of a pipeline, and the ranks of each."""
-        if self._config.pp > 1:
-            self.link = PipelineLink(0, self._config, device, self._crew.meeting)
-        if isinstance(self.sums, GroupCollective):
-            self.sums.connect()
-        elif isinstance(self.sums, SharedMemoryCollective) and self._config.tp > 1 and device.type == "cuda":
-            self._connect_memory(device, self.sums)
+    def _meet(self) -> None:
+        """Wait until every rank has started, if that was not needed before, and connect their memory."""
+        if not all(member.beating for member in self.members):
+            with timed("waiting for the other ranks"):
+                self.check_identities()
+        if self._peers is not None:
+            with timed("connecting the ranks' memory"):
+                self._connect(self._peers)
 
-    def _connect_memory(self, device: torch.device, host: SharedMemoryCollective) -> None:
+    def _connect(self, peers: "PeerCollective") -> None:
         """Let the GPUs of each stage write into each other's memory."""
-        # Imports Triton, which is only installed with a GPU.
-        from engine.distributed.peers import PeerCollective
-
-        self.sums = peers = PeerCollective(host, device)
         theirs = [self._reported(member, "handle", _STARTS) for member in self.members]
         handles, tp = [peers.handle(), *theirs], self._config.tp
         for member in self.members:
@@ -159,11 +190,13 @@ class Team:
         peers.connect(handles[:tp])
 
     def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
-        """Wait until every rank has loaded its share. All get as many blocks as the one with the least
-        memory for each layer of its stage.
+        """Meet the ranks, and wait until each has loaded its share. All get as many blocks as the one with
+        the least memory for each layer of its stage.
         """
+        self._meet()
         own = {"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)}
-        shares = [own, *(self._reported(each, "nbytes", _LOADS, whole=True) for each in self.members)]
+        with timed("waiting for the other ranks' weights"):
+            shares = [own, *(self._reported(each, "nbytes", _LOADS, whole=True) for each in self.members)]
         self._layers = [each["layers"] for each in shares]
         for name in ("nbytes", "host_nbytes"):
             least = min(each[name] // each["layers"] for each in shares)
@@ -175,9 +208,13 @@ class Team:
 
     def wait_until_ready(self, blocks: int, slots: int, width: int) -> None:
         own = {"blocks": blocks, "slots": slots, "width": width}
-        for member in self.members:
-            if (found := self._reported(member, "ready", _LOADS)) != own:
-                raise EngineError(f"rank {member.rank} has a cache of {found}, and rank 0 of {own}")
+        with timed("waiting until the other ranks are ready"):
+            found = [self._reported(member, "ready", _LOADS, whole=True) for member in self.members]
+        for member, frame in zip(self.members, found, strict=True):
+            if frame["ready"] != own:
+                raise EngineError(f"rank {member.rank} has a cache of {frame['ready']}, and rank 0 of {own}")
+            if not member.host:  # on another machine, the clock is another one
+                add_others(frame["spans"], f"rank {member.rank}")
         self._started = True
 
     def _tell(self, member: Member, value: Any) -> None:

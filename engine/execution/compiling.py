@@ -1,22 +1,24 @@
 """Compiles the kernels of steps before they are launched."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from engine.api.events import log
 from engine.execution.cuda.graphs import Stage
 from engine.execution.cuda.sampling_fields import SamplingFlags, sampling_of
 from engine.execution.in_flight import ModelInput
 from engine.execution.protocol import Compilation, StepKind
 from engine.models.adapters.products import StepAdapters
 from engine.sampling.rows import SamplingInputs
-from engine.scheduling.step import Rows, StepRow
+from engine.scheduling.step import Rows, Step, StepRow
 
 _LARGE = 10  # from this bit length of the token count on, steps of all sizes use the same kernels
 
 Launches = Callable[[], object]
+StartCompiling = Callable[[Sequence[StepKind]], Sequence[Compilation]]
 
 
 class StepCompiler:
@@ -24,6 +26,7 @@ class StepCompiler:
 
     def __init__(self) -> None:
         self._compiled: set[Hashable] = set()
+        self._begun = False
 
     def compile(self, stage: Stage, kind: Hashable, launches: Callable[..., object], *given: Any) -> None:
         if compilation := self.start(stage, {kind: partial(launches, *given)}):
@@ -38,9 +41,27 @@ class StepCompiler:
         self._compiled.update(missing)
         return compilation
 
+    def begin(self, step: Step, start: StartCompiling, pieces: Sequence[int]) -> None:
+        """Before the first step, compile it and the next token's at once: each alone keeps few cores busy.
+
+        `start`: see Runner. `pieces`: the numbers of tokens of graphs with pieces of prompts.
+        """
+        if self._begun or self._compiled:
+            return
+        self._begun = True
+        prompt = len(step.ids) - step.single
+        kinds = [StepKind(0, prompt), StepKind(0, prompt, pieces=True)] if prompt else []
+        kinds = [kind for kind in kinds if not kind.pieces or prompt <= max(pieces, default=0)]
+        try:
+            for compilation in start([*kinds, StepKind(1)]):
+                compilation.wait()
+        except Exception:
+            log.exception("kernels were not compiled ahead; a step that needs one reports why")
+
     def forget(self) -> None:
         """A weight or product has been replaced."""
         self._compiled.clear()
+        self._begun = False
 
 
 def kind_of(

@@ -48,8 +48,11 @@ class MemoryMeter:
         self._looked, self._reads = -math.inf, None
 
     def reads(self) -> Reads:
-        """Bytes that steps read, counted again only after a change."""
-        self._reads = self._reads or Reads(weights_read(self._model), self._store.read_per_token())
+        """Bytes that steps read, and the operations of attention, counted again only after a change."""
+        store = self._store
+        self._reads = self._reads or Reads(
+            weights_read(self._model), store.read_per_token(), store.operations_per_pair()
+        )
         return self._reads
 
     def _look(self) -> dict[str, int]:

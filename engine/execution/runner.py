@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,7 +65,7 @@ class ModelRunner:
         block_size: int,
         stop_ids: frozenset[int],
         device: torch.device,
-        drafters: Mapping[str, Drafter] = MappingProxyType({}),
+        drafters: Mapping[str, Drafter] | None = None,
         room: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
@@ -84,7 +83,7 @@ class ModelRunner:
         self._sampling_state = SamplingState(
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
-        self._drafts = StepDrafts(drafters, self._batches, self._sampling_state, slots)
+        self._drafts = StepDrafts(drafters or {}, self._batches, self._sampling_state, slots)
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
@@ -151,9 +150,8 @@ class ModelRunner:
 
     def _blocks_with(self, more: int) -> int | None:
         """How many blocks fit if the cache gets `more` bytes; None if the number is fixed."""
-        if self._budget is None or self._drafts.small:
-            return None
-        return self._budget.blocks_with(more, self.store.scheme)
+        budget = None if self._drafts.small else self._budget
+        return None if budget is None else budget.blocks_with(more, self.store.scheme)
 
     def _own_weights(self) -> Weights:
         if self.weights is None:
@@ -227,6 +225,8 @@ class ModelRunner:
                 self.adapters.drop(number)
 
     def launch(self, step: Step) -> InFlightStep:
+        if self._replayed is not None and self._stage is not None:
+            self._compiler.begin(step, self.start_compiling, self.piece_sizes)
         with self._inference, self.arrivals.awaited(step, kernels=self._stage is not None):
             began = time.monotonic()
             self._begin(step)

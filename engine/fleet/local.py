@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.api.places import ExchangePlace
+from engine.distributed.crews.gpu_names import gpu_names
 from engine.distributed.memory import anonymous
 from engine.fleet.apart import ApartFleet
 from engine.fleet.fleet import NUMBERS, Fleet
@@ -20,7 +21,6 @@ from engine.host.process import EngineProcess
 from engine.host.restarting import PAUSES, RestartingEngine
 from engine.kv.tiers.segment import PAGE, clear
 
-_GPUS = Path("/proc/driver/nvidia/gpus")
 _GPU_ROOM, _CPU_ROOM = 8.0, 0.25  # GB through which each engine for prompts sends blocks
 
 Start = Callable[[EngineConfig, Path], EngineProcess]
@@ -42,10 +42,8 @@ def shares(config: EngineConfig, replicas: int) -> list[EngineConfig]:
 
 
 def gpu_count() -> int:
-    """The GPUs that engines of this machine may use, without loading torch."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
-    return len([*_GPUS.iterdir()]) if _GPUS.is_dir() else 0
+    """The GPUs that engines of this machine may use."""
+    return len(gpu_names())
 
 
 def start_fleet(
@@ -69,7 +67,7 @@ def start_apart_fleet(
     pauses: tuple[float, ...] = PAUSES,
     *,
     room: float | None = None,
-    direct: bool = False,
+    direct: bool = True,
 ) -> ApartFleet:
     """The same, where the first `prefill` engines compute the prompts of the others. Each sends blocks
     through `room` GB of memory: that of its GPU if `direct` and if all GPUs reach each other's, otherwise

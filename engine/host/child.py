@@ -1,12 +1,12 @@
-"""An engine's child process: `python -m engine.host.child FD PIPE DEVICE PINNED`; PIPE and DEVICE may be "".
+"""An engine's child process: `python -m engine.host.child FD PIPE AHEAD`; PIPE may be "".
 
 It also ends when the pipe closes: its other end belongs to the process that started it, if the parent is on
-another machine. DEVICE: of an engine with a model, for which torch is imported before its configuration is
-here. PINNED: bytes of host memory that are pinned meanwhile, if there is a GPU.
+another machine. AHEAD: what it does before its configuration is here (`Ahead` in launching.py), as JSON.
 """
 
 import faulthandler
 import gc
+import json
 import os
 import sys
 import threading
@@ -16,16 +16,19 @@ def main() -> None:
     faulthandler.enable()
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
     need_folder()
-    connection, pipe, device, pinned = sys.argv[1:]
+    connection, pipe, ahead = sys.argv[1:]
+    device, pinned, tp, pp = json.loads(ahead)
     if pipe:
         threading.Thread(target=_end_with, args=(int(pipe),), name="lifeline", daemon=True).start()
     running = threading.Thread(target=_run, args=(int(connection),), name="process")
     if not device:
         running.start()
     else:
+        from engine.distributed.crews.started import RankCount, start_early
         from engine.early import import_torch, prepare_gpu
 
-        prepare_gpu(device, int(pinned))
+        start_early(RankCount(tp, pp, device))
+        prepare_gpu(device, pinned)
         running.start()
         import_torch()
     running.join()

@@ -1,5 +1,6 @@
 """Starts the process of an engine: what `EngineProcess` talks to."""
 
+import json
 import os
 import signal
 import socket
@@ -9,11 +10,30 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
+from engine.api.config import EngineConfig
 from engine.host.frames import FrameSocket
+from engine.kv.pinned import bytes_ahead
 
 _LOG_BYTES = 2**20  # a longer log is truncated at startup
+
+
+class Ahead(NamedTuple):
+    """What the process of an engine does before it has the configuration."""
+
+    device: str = ""  # of an engine with a model, for which it imports torch at once
+    pinned: int = 0  # bytes of host memory to pin meanwhile, if it has a GPU
+    tp: int = 1  # the processes of other ranks that it starts
+    pp: int = 1
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Ahead":
+        ranks = (config.tp, config.pp) if config.meet is None else ()
+        return cls(config.device, bytes_ahead(config), *ranks)
+
+
+NOTHING = Ahead()
 
 
 class ChildProcess(Protocol):
@@ -59,30 +79,25 @@ class LocalChild:
             return describe_exit(None)
 
 
-def launch_here(log: Path, device: str = "", pinned: int = 0) -> tuple[LocalChild, FrameSocket]:
-    """Start it on this machine. A socket pair connects it, which no other process can reach.
-
-    `device`: of an engine with a model, for which the process imports torch at once.
-    `pinned`: bytes of host memory to pin meanwhile, if it has a GPU.
-    """
+def launch_here(log: Path, ahead: Ahead = NOTHING) -> tuple[LocalChild, FrameSocket]:
+    """Start it on this machine. A socket pair connects it, which no other process can reach."""
     ours, theirs = socket.socketpair()
     with theirs, open_log(log) as out:
-        process = spawn(theirs.fileno(), out, device=device, pinned=pinned)
+        process = spawn(theirs.fileno(), out, ahead=ahead)
     return LocalChild(process, log), FrameSocket(ours)
 
 
-def launching_now(log: Path, device: str = "", pinned: int = 0) -> Launch:
+def launching_now(log: Path, ahead: Ahead = NOTHING) -> Launch:
     """Start a process now, which the first call of the returned function gets. Later calls start others."""
-    first = [launch_here(log, device, pinned)]
-    return lambda log: first.pop() if first else launch_here(log, device, pinned)
+    first = [launch_here(log, ahead)]
+    return lambda log: first.pop() if first else launch_here(log, ahead)
 
 
 def spawn(
     connection: int,
     out: IO[bytes],
     lifeline: int | None = None,
-    device: str = "",
-    pinned: int = 0,
+    ahead: Ahead = NOTHING,
     passed: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start the process. It also ends when the other end of the pipe `lifeline` is closed.
@@ -90,7 +105,7 @@ def spawn(
     `passed`: descriptors that it gets, too.
     """
     passed = [connection, *passed] if lifeline is None else [connection, lifeline, *passed]
-    given = [str(connection), "" if lifeline is None else str(lifeline), device, str(pinned)]
+    given = [str(connection), "" if lifeline is None else str(lifeline), json.dumps(ahead)]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "engine.host.child", *given],
         stdin=subprocess.DEVNULL,

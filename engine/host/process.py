@@ -19,9 +19,8 @@ from engine.api.events import Bus, Delta, Died, Handler, log
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
-from engine.host.launching import Launch, launch_here
+from engine.host.launching import NOTHING, Ahead, Launch, launch_here
 from engine.host.packing import unpacked
-from engine.kv.pinned import bytes_ahead
 from engine.text.bare import BareTokenizer
 from engine.text.chat import ChatFormat
 from engine.text.tokenizer import Tokenizer
@@ -82,8 +81,8 @@ class EngineProcess(EngineClient):
         self._lost: list[Command[Any]] = []  # ran when the process ended
         self._pending: dict[int, _Question] = {}
         self._requests: dict[int, _Request] = {}  # by the number of the command that started them
-        given = (config.device, bytes_ahead(config)) if dry_rate is None else ()
-        self._process, self._frames = launch(log_file) if launch else launch_here(log_file, *given)
+        ahead = Ahead.of(config) if dry_rate is None else NOTHING
+        self._process, self._frames = launch(log_file) if launch else launch_here(log_file, ahead)
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)

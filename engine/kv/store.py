@@ -223,6 +223,15 @@ class KVStore:
             found[window] = found.get(window, 0) + _group_bytes(each.spec, self.dtype, self.scheme)
         return tuple((window, nbytes // GROUP) for window, nbytes in found.items())
 
+    def operations_per_pair(self) -> tuple[tuple[int, int], ...]:
+        """Operations of attention for a token and one that it sees, by the layers' window or chunk."""
+        found: dict[int, int] = {}
+        for each in self.layers:
+            window = each.spec.reach or 0
+            done = 2 * each.spec.heads * (each.spec.key_dim + each.spec.value_dim)
+            found[window] = found.get(window, 0) + done
+        return tuple(found.items())
+
     def clear(self) -> None:
         """Free all memory."""
         self.layers.clear()

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,9 @@ import engine.kernels
 import engine.kv
 import engine.models
 import engine.quant
+from engine.api.config import EngineConfig, ModelPlace
 from engine.api.events import log
+from engine.api.places import DiskRoom
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 
@@ -25,6 +27,20 @@ PIECE = 2**26  # bytes hashed at a time; hashing runs without the interpreter's 
 _THREADS = 4
 _REMEMBERED = 1000  # files
 _CODE = (engine.attention, engine.kernels, engine.kv, engine.models, engine.quant)
+
+
+def begin_hash(config: EngineConfig, place: ModelPlace) -> Future[bytes] | None:
+    """Start to hash the model's files, which name its blocks for other engines. None: there are none."""
+    if config.kv_disk is None and config.exchange is None:
+        return None
+    thread = ThreadPoolExecutor(1, "hash")
+    try:
+        if config.kv_disk is None:  # the others are on this machine, and run now
+            return thread.submit(files_stamp, place.folder, weights=not config.dummy_weights)
+        memo = DiskRoom.parse(config.kv_disk).folder / "hashes.json"
+        return thread.submit(files_hash, place.folder, weights=not config.dummy_weights, memo=memo)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def files_hash(folder: Path, *, weights: bool, memo: Path) -> bytes:

@@ -10,7 +10,10 @@ from engine.api.config import RopeSpec
 
 def rope_table(spec: RopeSpec, dim: int, length: int, dtype: torch.dtype) -> Tensor:
     """[length, 2 * rotated dim]: the cosines of each position, then the sines, signed for `rotate`."""
-    frequency = frequencies(spec, int(dim * spec.share), length)
+    rotated = int(dim * spec.share)
+    if torch.get_default_device().type == "meta":  # there, `arange` may load torch's compiler, for seconds
+        return torch.empty(length, 2 * rotated, dtype=dtype)
+    frequency = frequencies(spec, rotated, length)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequency)
     cos, sin = angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
     if spec.interleaved:

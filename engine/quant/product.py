@@ -12,12 +12,18 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels.triton.gemm.gemm_with_terms import gemm_with_terms
 from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm, linear_residual_norm_tiling
 from engine.kernels.triton.gemm.low_rank import shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
 from engine.kernels.triton.gemm.row_terms import RowAdapters, RowTerms
-from engine.kernels.triton.gemm.skinny_gemm import NARROW, gemv, skinny_gemm, skinny_gemm_tiling
-from engine.kernels.triton.gemm.tall_gemm import tall_gemm, tall_tiling
+from engine.kernels.triton.gemm.skinny_gemm import (
+    NARROW,
+    ProductTiling,
+    gemv,
+    skinny_gemm,
+    skinny_gemm_tiling,
+)
 from engine.kernels.triton.gemm.tma_gemm import tma_gemm, tma_gemm_tiling, tma_swiglu_tiling
 from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
@@ -57,6 +63,10 @@ class Product(ABC):
         """Return `parts`, and what adapters make of the same rows (low_rank.py)."""
         narrow = shrink(x, adapters, pdl=pdl)
         return self.parts(x, pdl=pdl), narrow
+
+    def with_terms(self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor | None:
+        """Return `parts` of the product and what adapters add, from one kernel. None: not supported."""
+        return None
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         """Compute one row, with the arguments of skinny_gemm.gemv."""
@@ -113,27 +123,32 @@ class PlainProduct(Product):
             return tma_gemm(Normed(x), weight, how, pdl=pdl)
         if cut := skinny_gemm_tiling(rows, weight):
             return skinny_gemm(x, weight, cut, pdl=pdl)
-        if self._tiles and (tall := tall_tiling(rows, weight)):
-            return tall_gemm(Normed(x), weight, tall, pdl=pdl)
         return F.linear(x, weight).unsqueeze(0)
 
     def parts_and_shrunk(
         self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False
     ) -> tuple[Tensor, Tensor]:
-        rows, weight = len(x), self._weight
-        cut = skinny_gemm_tiling(rows, weight) if rows <= NARROW else None
-        if cut is None or (self._tiles and tma_gemm_tiling(rows, weight)):
+        cut = self._few(len(x))
+        if cut is None:
             return super().parts_and_shrunk(x, adapters, pdl=pdl)
-        return skinny_gemm_shrink(x, weight, cut, adapters, pdl=pdl)
+        return skinny_gemm_shrink(x, self._weight, cut, adapters, pdl=pdl)
+
+    def with_terms(self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor | None:
+        cut = self._few(len(x))
+        return None if cut is None else gemm_with_terms(x, self._weight, cut, adapters, pdl=pdl)
+
+    def _few(self, rows: int) -> ProductTiling | None:
+        """How programs of few rows split it. None: another kernel is faster."""
+        if rows > NARROW or (self._tiles and tma_gemm_tiling(rows, self._weight)):
+            return None
+        return skinny_gemm_tiling(rows, self._weight)
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
         return gemv(x, self._weight, **around)
 
     def uses_tma(self, rows: int) -> bool:
         found = self._tiles and (
-            tma_gemm_tiling(rows, self._weight)
-            or linear_residual_norm_tiling(rows, self._weight)
-            or tall_tiling(rows, self._weight)
+            tma_gemm_tiling(rows, self._weight) or linear_residual_norm_tiling(rows, self._weight)
         )
         return bool(found)
 
@@ -143,8 +158,6 @@ class PlainProduct(Product):
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         if self._tiles and (how := tma_swiglu_tiling(len(x.values), self._weight)):
             return tma_gemm(x, self._weight, how, gated=True, pdl=pdl)[0]
-        if self._tiles and (tall := tall_tiling(len(x.values), self._weight, gated=True)):
-            return tall_gemm(x, self._weight, tall, gated=True, pdl=pdl)[0]
         return super().swiglu(x, pdl=pdl)
 
     def geglu(self, x: Normed, *, pdl: bool = False) -> Tensor:

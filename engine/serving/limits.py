@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong
+from engine.api.errors import MORE_CONTEXT, BadInput, BadParams, ContextBound, QueueFull, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.speculation.speculator import LACKS, WINDOWED
 
@@ -19,6 +19,15 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
     speculation: tuple[str, ...] = ("ngram", "suffix")  # the kinds available for this model
     windowed: bool = False  # a kv_window or kv_budget bounds what a token sees
+    longest: int | None = None  # tokens of a request if the cache had room for them; None: `context`
+    chosen: bool = False  # max_context was set
+
+    @property
+    def bound(self) -> ContextBound:
+        """What limits the context."""
+        if self.longest is not None and self.context < self.longest:
+            return "blocks"
+        return "max_context" if self.chosen else "model"
 
     def check(
         self,
@@ -60,7 +69,7 @@ class Limits:
         if prompt >= context:
             raise RequestTooLong(
                 f"{prompt:,} tokens; {model} takes {context - 1:,}. "
-                "Shorten the prompt or choose a larger model"
+                f"Shorten the prompt or {MORE_CONTEXT[self.bound]}"
             )
         if params.max_tokens is None:
             return context

@@ -67,6 +67,7 @@ def snapshot(
         depth=int(scheduler.rules.overlap),
         block_size=scheduler.pool.block_size,
         max_context=limits.context,
+        context_bound=limits.bound,
         blocks=_blocks(scheduler),
         host_in_use=sum(tier.in_use for tier in tiers if tier.name == HOST),
         host_size=sum(tier.size for tier in tiers if tier.name == HOST),

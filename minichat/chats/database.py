@@ -18,12 +18,19 @@ Work = Callable[[sqlite3.Connection], T]
 class Database:
     """The file at a path; in memory without one, or if it cannot be opened."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, first: Work[None]) -> None:
+        """`first` is the first write."""
         self.notices: list[str] = []
         self._seen = 0
         self._lock = RLock()
         self._to_file = path is not None
         self._adopt(open_database(path) if path else in_memory())
+        try:
+            self.write(first)
+        except StoreBusy:
+            why = f"Cannot use {path}: another program has locked it"
+            self._adopt(in_memory(why, copy=self._opened.connection))
+            self.write(first)
 
     @property
     def unsaved(self) -> bool:
@@ -73,7 +80,7 @@ class Database:
         """Make the database usable again, or raise."""
         opened, found = self._opened, trouble(error)
         if found == "busy":
-            locked = f"another minichat has locked {opened.path} for more than {TIMEOUT:g} s; try again"
+            locked = f"another program has locked {opened.path} for more than {TIMEOUT:g} s; try again"
             raise StoreBusy(locked) from error
         if opened.path is None or found == "other":
             raise error

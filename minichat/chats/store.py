@@ -27,8 +27,7 @@ class Store:
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._database = Database(path)
-        self._database.write(queries.settle_interrupted)
+        self._database = Database(path, queries.settle_interrupted)
 
     @property
     def path(self) -> Path | None:

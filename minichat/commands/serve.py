@@ -186,15 +186,13 @@ def listen(
     _log(options)
     engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
-    from engine.host.launching import launching_now
-    from engine.kv.pinned import bytes_ahead
+    from engine.host.launching import NOTHING, Ahead, launching_now
     from engine.server.startup import Startup
 
     # A single engine's process is started first, so that it imports its modules while this one does.
     single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
-    device = "" if options.dry_run else engine_options.device
-    pinned = bytes_ahead(engine_options)
-    launch = launching_now(callbacks.log, device, pinned) if single else None
+    ahead = NOTHING if options.dry_run else Ahead.of(engine_options)
+    launch = launching_now(callbacks.log, ahead) if single else None
     startup = Startup(callbacks.progress)
     reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
     starting = partial(engine, options, engine_options, reported, launch)

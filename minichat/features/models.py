@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
@@ -16,7 +17,7 @@ from minichat.models.progress import size
 from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
-from minichat.ui.marks import ASCII, UNICODE, shortened
+from minichat.ui.marks import ASCII, UNICODE, ending
 from minichat.ui.transcript.glyphs import one_line
 
 _WIDEST, _REST = 110, 50  # cells: the dialog, and everything in it but the names
@@ -34,7 +35,7 @@ class ModelScreen(PickScreen[Model]):
         self._lifecycle = lifecycle
         self._sources = sources(folders, Remembered.read(lifecycle.program.paths.remembered).models)
         self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered
-        self._typed: dict[str, Model | None] = {}  # typed queries, resolved on the file system
+        self._typed: dict[str, list[Model]] = {}  # typed queries, resolved on the file system
         self._present = identity(lifecycle.model)
         self._ellipsis = (ASCII if lifecycle.program.start.ascii else UNICODE).ellipsis
         self._noted = ""  # the model that the last remark was about
@@ -73,12 +74,14 @@ class ModelScreen(PickScreen[Model]):
         found = arranged(models for _, models in sorted(self._found_in.items()))
         models = [model for model in found if model.holds(query)]
         if query not in self._typed:
-            self._typed[query] = None
+            self._typed[query] = []
             begin(self, partial(self._look_for, query))
-        typed = self._typed[query] or on_hub(query)
-        if typed is not None and typed.name not in {model.name for model in models}:
-            models.append(typed)
+        hub = on_hub(query)
+        typed = self._typed[query] or ([hub] if hub else [])
+        known = {model.name for model in models}
+        models += [model for model in typed if model.name not in known]
         if not models and len(self._found_in) == len(self._sources) and not self._lifecycle.fetching:
+            self._noted = ""
             self.say("No model matches. Enter a folder or a full hub name")
         return [Choice(self._line(model), model) for model in models]
 
@@ -92,11 +95,11 @@ class ModelScreen(PickScreen[Model]):
         else:
             state = ("Enter downloads" if support is None else model.place, "$text-muted")
         room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
-        name = shortened(Content(one_line(model.title)), room, self._ellipsis)
+        name = ending(one_line(model.title), room, self._ellipsis)
         style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""
         weights = size(support.bytes) if support and support.bytes else ""
         return Content.assemble(
-            (f" {name.plain}{' ' * (room - name.cell_length)} ", style),
+            (f" {name}{' ' * (room - cell_len(name))} ", style),
             (f"{weights:>8}  {one_line(support.family) if support else '':16.16} ", "$text-muted"),
             state,
         )

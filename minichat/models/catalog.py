@@ -70,16 +70,23 @@ def identity(name: str) -> str:
     return str(first_part(Path(real))) if _is_file(real) else real
 
 
-def local(query: str) -> Model | None:
-    """The model in the folder or the file the user typed, if there is one. Reads the file system."""
+def local(query: str) -> list[Model]:
+    """The models in the folder or the file the user typed. Reads the file system."""
     name = query.strip()
     path = os.path.expanduser(name)
-    if not name or not (_is_file(path) or os.path.isfile(os.path.join(path, CONFIG))):
-        if name.startswith(("/", "~", ".")) and os.path.isdir(path):
-            return Model(identity(name), "folder", Support("", 0, trouble=f"this folder has no {CONFIG}"))
-        return None
-    place = identity(name)
-    return Model(place, _FILE if _is_file(path) else "folder", support(Path(place)))
+    if name and _is_file(path):
+        return [_at(name, _FILE)]
+    if name and os.path.isfile(os.path.join(path, CONFIG)):
+        return [_at(name, "folder")]
+    if name.startswith(("/", "~", ".")) and os.path.isdir(path):
+        nothing = Support("", 0, trouble=f"this folder has neither a {CONFIG} nor a GGUF file")
+        return _in_folder(path) or [Model(identity(name), "folder", nothing)]
+    return []
+
+
+def _at(name: str, place: str) -> Model:
+    whole = identity(name)
+    return Model(whole, place, support(Path(whole)))
 
 
 def on_hub(query: str) -> Model | None:
@@ -141,7 +148,7 @@ def _recent(name: str) -> list[Model]:
     if name == BUILT_IN:
         model: Model | None = _built_in()[0]
     elif os.path.isabs(name):
-        model = local(name)
+        model = next((each for each in local(name) if each.name == name), None)
     else:
         home = hub_cache() / f"models--{name.replace('/', '--')}"
         model = next(_cached(home), None) or on_hub(name)

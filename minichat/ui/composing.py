@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from textual.timer import Timer
 
-from engine.api.errors import EngineError
+from engine.api.errors import MORE_CONTEXT, EngineError
 from minichat.chats.model import Attachment
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context
@@ -82,9 +82,12 @@ class Composing:
 
     @property
     def _larger(self) -> str:
-        """How to choose a larger model. A remote engine cannot change its model."""
-        if self._context.program.backend.elsewhere:
+        """How more tokens would fit, if the engine is our own."""
+        shot = self._context.engine.latest
+        if self._context.program.backend.elsewhere or shot is None:
             return ""
+        if shot.context_bound != "model":
+            return MORE_CONTEXT[shot.context_bound]
         return f"choose a larger model ({self._context.keys.name('model.pick')})"
 
     def _may_fail(self, text: str, to: Sequence[Conversation]) -> bool:

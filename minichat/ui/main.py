@@ -136,14 +136,14 @@ class MainScreen(FrameScreen[None]):
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
         elsewhere = bool(context.program.backend.elsewhere)
-        refuses = bool(context.lifecycle.refusal)
+        retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
         greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
-            pane.transcript.offer_retries(not refuses)
+            pane.transcript.name_keys(context.keys.name("prompt.send"), retries)
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
@@ -289,6 +289,10 @@ class MainScreen(FrameScreen[None]):
     @on(Prompt.Submitted)
     async def _send(self, event: Prompt.Submitted) -> None:
         await sending.submit(self.context, self.composing, event.text)
+
+    @on(Prompt.Empty)
+    def _show_reasoning(self) -> None:
+        self.transcript.action_toggle_thought()
 
     @on(Prompt.Changed)
     def _typed(self) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.scrollbar import ScrollBarRender
 
@@ -54,6 +55,16 @@ def shortened(content: Content, width: int, ellipsis: str) -> Content:
     if content.cell_length <= width:
         return content
     return Content.assemble(content.truncate(max(width - len(ellipsis), 0)), ellipsis[: max(width, 0)])
+
+
+def ending(text: str, width: int, ellipsis: str) -> str:
+    """Cut the start of a text whose end tells it from others."""
+    if cell_len(text) <= width:
+        return text
+    text = text[-width:]
+    while cell_len(text) > width - len(ellipsis):
+        text = text[1:]
+    return ellipsis + text
 
 
 class PlainBars(ScrollBarRender):

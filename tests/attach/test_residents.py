@@ -29,7 +29,7 @@ from minichat.models.residents import Record, Resident, Waiting, home_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import dry
-from tests.waiting import becomes
+from tests.waiting import accepts_connections, becomes
 
 __all__ = ["run"]
 
@@ -77,11 +77,6 @@ def begin_reply(client: httpx.Client, tokens: int) -> str:
     answer = client.post("/engine/replies", json={"prompt": "tell me", "params": params, "keep": True})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
-
-
-def accepts_connections(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as tried:
-        return tried.connect_ex(str(path)) == 0
 
 
 def end_once_no_other_is_accepted(reply: ClientConnection, resident: Resident) -> str:

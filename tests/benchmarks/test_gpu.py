@@ -1,26 +1,29 @@
 """The benchmarks for GPUs, as far as a CPU runs them."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention, gpu_products, gpu_turns
+from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_turns
 from benchmarks.gpu.limits import bytes_of_step
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.kernels.triton.attention import tiles
 from engine.models.layers.gpu import GpuKernels
+from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.harness import Bench
 from tests.engine.ledger import ledger_engine
 from tests.kernels.launches import recorded
-from tests.models.tiny import write_config
+from tests.models.tiny import CONFIG, write_config
 from tests.outputs import Output
 
 
@@ -89,6 +92,46 @@ def test_compressed_weights_and_caches_are_timed_but_not_checked(monkeypatch: py
         ("none", "none"), ("none", "fp8"), ("fp8", "none"), ("fp8", "fp8"),
     ]  # fmt: skip
     assert ran == ["8B", "8B", "8B, KV fp8", "8B, weights fp8", "8B, weights fp8, KV fp8"]
+
+
+def test_an_engine_is_gone_when_the_next_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a GPU may not hold both."""
+    loaded, left = [], []
+
+    def load(config: EngineConfig) -> Engine:
+        left.extend(each() for each in loaded)
+        engine = start(replace(config, device="cpu", blocks=16, max_context=64))
+        loaded.append(weakref.ref(engine.runner.model))
+        return engine
+
+    monkeypatch.setattr(gpu, "start", load)
+    monkeypatch.setitem(gpu.EVERY, "tiny", CONFIG)
+    monkeypatch.setattr(gpu, "PARTS", {"mixed": lambda *_: None})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
+    gpu.run(bench, shape=("tiny", "tiny"), only=("mixed",))
+    assert len(loaded) == 2 and left == [None]
+
+
+def test_a_shape_without_continuous_batching_is_generated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def transformers(model: Any) -> NoReturn:
+        raise RuntimeError("latents")
+
+    for name, value in {"DEVICE": "cpu", "FEW": (1, 2), "transformers": transformers}.items():
+        monkeypatch.setattr(gpu_peers, name, value)
+    monkeypatch.setattr(gpu_peers, "prompts", lambda rows: [[1, 2, 3]] * rows)
+    monkeypatch.setitem(gpu_peers.EVERY, "tiny", {**CONFIG, "head_dim": 8})
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    bench = Bench(warmup=0, repeats=1, progress=Progress(), keep=lambda _: None)
+    gpu_peers.transformers_alone(bench, "tiny", (1, 2))
+    assert [each.name for each in bench.figures] == [
+        f"tiny, D, B={rows}, transformers, generate" for rows in (1, 2)
+    ]
+    assert "latents" in capsys.readouterr().out
 
 
 def test_both_trees_have_the_same_schemes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,22 @@ def test_a_lock_held_by_another_program_is_reported(opened: Opener) -> None:
     assert here.create_chat().letter == "a"
 
 
+def test_chats_that_another_program_has_locked_are_shown(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = opened()
+    there.create_chat("seen")
+    connection(there).execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(opening, "TIMEOUT", 0.01)
+    here = opened()
+    assert [chat.title for chat in here.open_chats()] == ["seen"]
+    assert "chats.db: another program has locked it; new messages are lost when" in notice(here)
+    assert here.unsaved
+    here.create_chat("not saved")
+    connection(there).execute("ROLLBACK")
+    assert [chat.title for chat in there.open_chats()] == ["seen"]
+
+
 def test_a_write_transaction_excludes_other_writers_from_its_first_read(path: Path, opened: Opener) -> None:
     there = opened()
     connection(there).execute("PRAGMA busy_timeout = 10")

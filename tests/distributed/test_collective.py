@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.distributed.collective import PLACE, Interrupted, SharedMemoryCollective, memory_size, wires
+from engine.distributed.collective import Interrupted, SharedMemoryCollective
+from engine.distributed.crews.wires import PLACE, memory_size, wires
 from engine.distributed.memory import anonymous
 
 C = TypeVar("C")

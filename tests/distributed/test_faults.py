@@ -11,8 +11,13 @@ import torch
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.distributed import team as team_module
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
-from engine.distributed.identity import Gpu, gpus_of_rank, identity
+from engine.distributed.crews import started
+from engine.distributed.crews.gpu_names import gpus_of_rank
+from engine.distributed.crews.started import RankCount, StartedRanks
+from engine.distributed.identity import Gpu, identity
+from engine.distributed.messages import error_to_wire
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.serving.engine import Engine
@@ -35,7 +40,7 @@ def watched(engine: Engine, watch: Callable[[torch.Tensor], object]) -> None:
 def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in a sum, or are past it. All stop, and the next steps run on all of them again."""
     broken = (sys.executable, "-P", str(FOLDER / "broken_rank.py"))
-    monkeypatch.setattr(Team, "command", broken)
+    monkeypatch.setattr(started, "COMMAND", broken)
     files = len(os.listdir("/proc/self/fd"))
     engine = engine_on(llama, tp=2)
     assert isinstance(engine.runner, RankedRunner)
@@ -90,12 +95,14 @@ def test_a_step_launched_before_one_that_failed_is_not_collected_from_gpus(
             engine.runner.collect(before)
 
 
-def other_rank(identity: dict[str, str]) -> tuple[str, ...]:
-    return sys.executable, "-P", str(FOLDER / "other_rank.py"), json.dumps(identity)
+def other_rank(*frames: dict[str, object]) -> tuple[str, ...]:
+    return sys.executable, "-P", str(FOLDER / "other_rank.py"), json.dumps(frames)
 
 
 def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Team, "command", other_rank({"order of GPUs": "no GPU", "engine": "0.0"}))
+    monkeypatch.setattr(
+        started, "COMMAND", other_rank({"hello": {"order of GPUs": "no GPU", "engine": "0.0"}})
+    )
     with pytest.raises(
         EngineError, match=r"rank 1 has a different engine than rank 0: 0\.0 instead of \w{16}"
     ):
@@ -106,9 +113,10 @@ def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: 
     """Rank 1 of two is to have the second GPU under the number 0. It finds them as rank 0 does."""
     gpus = [Gpu("GPU-a", "NVIDIA H200"), Gpu("GPU-b", "NVIDIA H100")]
     found = identity(EngineConfig(model=str(llama)), ModelPlace("llama", llama), gpus)
-    monkeypatch.setattr(Team, "command", other_rank(found))
+    monkeypatch.setattr(started, "COMMAND", other_rank({"hello": found}))
     config = EngineConfig(model=str(llama), tp=2)
-    team = Team(config, ModelPlace("llama", llama), [gpus_of_rank(rank, 0, gpus) for rank in range(2)])
+    seen = [gpus_of_rank(rank, 0, gpus) for rank in range(2)]
+    team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()), seen)
     try:
         with pytest.raises(
             EngineError,
@@ -121,26 +129,21 @@ def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: 
 
 
 def test_a_rank_that_cannot_start_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Team, "command", (sys.executable, "-P", "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(started, "COMMAND", (sys.executable, "-P", "-c", "raise SystemExit(3)"))
     with pytest.raises(EngineDead, match="rank 1 ended with exit code 3"):
         engine_on(llama, tp=2)
 
 
 def test_the_reason_of_a_rank_that_ends_first_is_reported(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rank finds that the heads do not divide, and ends, while the engine waits for what it reports."""
-    monkeypatch.setattr(Team, "check_identities", _late(Team.check_identities))
-    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"), ranked(llama, tp=3):
-        pass
-
-
-def test_a_refusal_is_not_also_logged_as_a_crash(
     llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Rank 1 refuses its model and ends, while the engine waits for rank 2. That is no crash."""
+    error = error_to_wire(1, BadInput("3 heads cannot be split"))
+    monkeypatch.setattr(started, "COMMAND", other_rank({"hello": {}}, {"error": error}))
+    monkeypatch.setattr(team_module, "check_same", lambda *given: None)
     monkeypatch.setattr(Team, "check_identities", _late(Team.check_identities))
-    with pytest.raises(BadInput, match=r"rank [12]: .* cannot be split over 3 ranks"):
-        engine_on(llama, tp=3)
+    with pytest.raises(BadInput, match="rank 1: 3 heads cannot be split"):
+        engine_on(llama, tp=4)
     assert "exit code" not in caplog.text
 
 

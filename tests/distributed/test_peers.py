@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.api.config import EngineConfig
-from engine.distributed.identity import Gpu, gpus_of_rank
+from engine.distributed.crews.gpu_names import gpus_of_rank
+from engine.distributed.identity import Gpu
 
 pytest.importorskip("triton", reason="no Triton here")
 

@@ -13,7 +13,7 @@ import torch
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
 from engine.api.params import SamplingParams
-from engine.distributed.team import Team
+from engine.distributed.crews import started
 from engine.models.decoder import Decoder
 from engine.serving.engine import Engine
 from engine.start import start
@@ -244,7 +244,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch:
     one = engine_on(tmp_path, "cuda", 1)
     one.submit([1, 5, 9, 30], GREEDY, expected)
     finish(one)
-    monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
+    monkeypatch.setattr(started, "COMMAND", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
     engine = engine_on(tmp_path, "cuda", 2)
     try:
         errors = []

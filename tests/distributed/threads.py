@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.api.errors import EngineError
-from engine.distributed.collective import Wires
-from engine.distributed.crews import local
+from engine.distributed.crews import started
+from engine.distributed.crews.wires import Wires
 from engine.distributed.link import RankLink
 from engine.distributed.member import Member
 from engine.distributed.ring import RingEnds
@@ -86,7 +86,7 @@ def spawn(
 @contextmanager
 def ranked(folder: Path, tp: int = 2, **config: Any) -> Iterator[Engine]:
     """An engine whose other ranks are threads."""
-    with patch.object(local, "spawn", spawn), patch.object(Team, "silence", 1e9):
+    with patch.object(started, "spawn", spawn), patch.object(Team, "silence", 1e9):
         engine = engine_on(folder, tp=tp, **config)
         try:
             yield engine

@@ -13,6 +13,7 @@ from engine.timeline import Span, timed
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
     found: list[Span] = []
     monkeypatch.setattr(timeline, "spans", found)
+    monkeypatch.setattr(timeline, "others", [])
     return found
 
 
@@ -56,6 +57,17 @@ def test_spans_come_back_from_a_log(spans: list[Span]) -> None:
     spans += [Span("a", "load\n", 1.25, 2.5, 0.125)]
     assert "\n" not in timeline.as_text()
     assert timeline.from_text(timeline.as_text()) == spans
+
+
+def test_spans_of_another_process_are_among_all(spans: list[Span], monkeypatch: pytest.MonkeyPatch) -> None:
+    spans += [Span("main", "load", 1.0, 2.0, 0.5)]
+    sent = timeline.as_text(own=True)
+    timeline.add_others(sent, "rank 1")
+    assert [each.thread for each in timeline.every()] == ["main", "rank 1: main"]
+    assert timeline.as_text(own=True) == sent, "what one process notes of another is not sent on"
+    monkeypatch.setattr(timeline, "_MOST", 2)
+    timeline.add_others(timeline.as_text(), "rank 2")
+    assert len(timeline.others) == 2
 
 
 def test_there_is_an_end_to_them(spans: list[Span], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine import timeline
 from engine.api.config import EngineConfig
 from engine.host.child import need_folder
-from engine.host.launching import launch_here, launching_now
+from engine.host.launching import Ahead, launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
 from tests.waiting import becomes
@@ -55,7 +55,7 @@ def test_an_error_before_the_engine_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_torch_is_imported_before_there_is_a_configuration(tmp_path: Path) -> None:
-    child, frames = launch_here(tmp_path / "engine.log", "cpu")
+    child, frames = launch_here(tmp_path / "engine.log", Ahead("cpu"))
     maps = Path(f"/proc/{child.pid}/maps")
     assert becomes(lambda: "libtorch_python" in maps.read_text())
     frames.end()
@@ -75,6 +75,20 @@ print(*sorted({HEAVY} & set(sys.modules)))"""
 def test_an_engine_does_not_import_compilers_it_does_not_use() -> None:
     program = """
 import sys, engine.host.child_engine, engine.start, engine.assembly
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
+def test_the_shapes_of_a_model_that_ranks_share_need_no_compiler() -> None:
+    """All of torch was imported, as on an engine's thread of the screen: then `arange` would load it."""
+    program = """
+import sys, torch
+from engine.models.config_json import read_config
+from engine.models.find import find_model
+from engine.models.loader import whole_shapes
+whole = whole_shapes(read_config(find_model("pocket", dummy=True, progress=None).folder), torch.float32)
+assert {each.device.type for each in (*whole.parameters(), *whole.buffers())} == {"meta"}
 print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "transformers"} & set(sys.modules)))"""
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "\n"

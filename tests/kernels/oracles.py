@@ -42,7 +42,8 @@ def turn(
     heads = (spec.heads, spec.kv_heads)
     qk, v = added(parts, dtype).view(len(positions), -1, spec.key_dim).split((sum(heads), spec.kv_heads), 1)
     if weight is not None:
-        qk = F.rms_norm(qk, qk.shape[2:], None, eps) * weight
+        wide = qk.to(weight.dtype)  # one in float32 is applied before the result is rounded
+        qk = (F.rms_norm(wide, qk.shape[2:], None, eps) * weight).to(dtype)
     if rope is not None:
         qk = qk.contiguous()
         rotate(qk, *rope[positions].unsqueeze(1).chunk(2, dim=-1))

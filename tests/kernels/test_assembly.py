@@ -232,6 +232,27 @@ def test_a_compressed_cache_goes_to_the_tensor_cores(
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in made.asm["ptx"]
 
 
+def test_a_context_is_fetched_before_the_wait() -> None:
+    """Its keys and values are only asked for: the last ones are written by the kernel before."""
+    from engine.kernels.triton.attention.paged import _attend
+
+    of = dict.fromkeys(("out", "q", "keys", "values"), "*bf16") | dict.fromkeys(("mixes", "sums"), "*fp32")
+    of |= dict.fromkeys(("tables", "items"), "*i32") | {"scale": "fp32"}
+    of |= dict.fromkeys(("q_token", "q_head", "table_stride"), "i32")
+    shape: dict[str, Any] = {
+        "sinks": None, "KV_HEADS": 4, "GROUP": 8, "KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK": 16,
+        "PACKED": False, "WINDOW": 0, "KEPT": 0, "SOFTCAP": 0.0, "SINKS": False, "QUERIES": 1, "PADDED": 16,
+        "KEYS": 16, "KEY_PAD": 128, "VALUE_PAD": 128, "STAGES": 2, "PDL": True, "AHEAD": False,
+        "GATHERED": False, "FETCH": 2,
+    }  # fmt: skip
+    made = compile_for_hopper(_attend, of, shape, warps=1)
+    before, _, after = made.asm["ptx"].partition("griddepcontrol.wait")
+    assert before.count("prefetch.global.L2") == 2 and "prefetch.global.L2" not in after
+    names = [name for name in _attend.arg_names if name in of]
+    read = ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")
+    assert {names[at] for at in read} == {"items", "tables"}
+
+
 def compile_for_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:
     """Compile a kernel for Hopper, with arguments of the types `of` and the constants `shape`."""
     import triton

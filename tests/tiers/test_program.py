@@ -60,6 +60,18 @@ def test_auto_leaves_an_index_of_another_user_alone(tmp_path: Path, monkeypatch:
     assert disk_room("auto", tmp_path) is None
 
 
+def test_auto_keeps_nothing_where_another_program_locks_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rooms, "_BUSY", 0.01)
+    disk = DiskRoom.parse(f"{tmp_path}:1")
+    put(DiskIndex(disk.folder, disk.nbytes), 1)
+    with closing(sqlite3.connect(disk.folder / "index.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert disk_room("auto", tmp_path) is None
+    assert disk_room("auto", tmp_path) is not None
+
+
 def test_a_folder_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run(argparse.Namespace(folder="x" * 300, clear=False)) == 1
     assert "/minichat-kv: File name too long" in capsys.readouterr().err

@@ -36,8 +36,9 @@ class FarProcess:
 
 
 class FarCrew:
-    def __init__(self, config: EngineConfig, meet: str) -> None:
-        place = MeetingPlace.parse(meet)
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.meet is not None
+        place = MeetingPlace.parse(config.meet)
         door = Door(place.host, place.port, place.secret())
         try:
             found = accept_channels(door, config.ranks - 1, JOINS)
@@ -59,7 +60,7 @@ class FarCrew:
     @property
     def details(self) -> dict[str, Any]:
         """What each rank needs beside the configuration."""
-        return {}
+        return {"grouped": True}
 
     def kill(self) -> None:
         for member in self.members:

@@ -10,11 +10,15 @@ from engine.kernels.triton.gemm.row_terms import MOST_RANKS, RowAdapters, RowTer
 from engine.kernels.triton.gemm.skinny_gemm import NARROW
 from engine.kernels.triton.kv.rope_and_cache import adds_terms, rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
+from engine.kernels.triton.norm.swiglu import swiglu
 from engine.models.adapters.products import StepAdapters
 from engine.models.adapters.table import AdapterLayout, AdapterTable
 from engine.models.layers.gpu import GpuKernels
 from engine.models.layers.part import Part
 from engine.quant.product import Product, Rotation
+
+# Whether products of few rows with plain weights are in one launch with all that adapters add to them.
+ONE_LAUNCH = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +70,22 @@ class AdaptedProduct(Product):
         self.scales = product.scales
 
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if (whole := self._whole(x, pdl)) is not None:
+            return whole
         parts, narrow = self._product.parts_and_shrunk(x, self._adapters, pdl=pdl)
         expand(parts[0], narrow, self._adapters, pdl=pdl)
         return parts
 
     def parts_and_terms(self, x: Normed, *, pdl: bool = False) -> tuple[Tensor, RowTerms | None]:
+        if (whole := self._whole(x.values, pdl)) is not None:
+            return whole, None
         if len(self._adapters.outputs) > 1 or not self._left_to_reader(x.values):
             return super().parts_and_terms(x, pdl=pdl)
         return self._apart(x, pdl)
 
     def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
+        if (whole := self._whole(x.values, pdl)) is not None:
+            return rope_and_cache(whole, *around, dtype=x.dtype, pdl=pdl)
         spec, weight = around[0].spec, around[1]
         modules = tuple(heads * spec.key_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
         left = self._adapters.outputs == modules and self._left_to_reader(x.values)
@@ -83,6 +93,9 @@ class AdaptedProduct(Product):
             return super().qkv_rope(x, around, pdl=pdl)
         parts, terms = self._apart(x, pdl)
         return rope_and_cache(parts, *around, dtype=x.dtype, terms=terms, pdl=pdl)
+
+    def _whole(self, x: Tensor, pdl: bool) -> Tensor | None:
+        return self._product.with_terms(x, self._adapters, pdl=pdl) if ONE_LAUNCH else None
 
     def _left_to_reader(self, x: Tensor) -> bool:
         """Whether a kernel that reads the product adds to it: it has a program for each row.
@@ -98,6 +111,8 @@ class AdaptedProduct(Product):
 
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         """In one kernel with `expand`, if gate and up are modules of their own."""
+        if (whole := self._whole(x.values, pdl)) is not None:
+            return swiglu(whole, x.dtype, pdl=pdl)
         if self._adapters.table.shape[1] != 2:
             return super().swiglu(x, pdl=pdl)
         parts, narrow = self._product.parts_and_shrunk(x.values, self._adapters, pdl=pdl)

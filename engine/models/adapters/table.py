@@ -19,7 +19,9 @@ from engine.models.adapters.files import AdapterFiles
 from engine.models.adapters.products import ProductKey
 from engine.models.adapters.targets import AdapterTarget
 
-FIELDS = 8  # of a module: the addresses of down and up, the rank, its first output, its outputs; 3 unused
+# Of a module: the addresses of down and up, the rank, its first output, its outputs; two counters of
+# gemm_with_terms.py, at the first place; one is unused.
+FIELDS = 8
 _FEWEST = 16  # adapters that there are places for
 _LOWEST = 16  # the smallest rank of a tensor core product
 _ALIGNED = 16  # numbers: a row of `up` begins at a multiple
@@ -111,6 +113,7 @@ class AdapterTable:
         places, rank, products = self.layout if self._held else AdapterLayout(self.layout.places)
         if len(self._places) == places:
             self.numbers, places = torch.cat([self.numbers, self._empty(places)]), 2 * places
+            self.numbers[0] = self.numbers[-1]  # of no adapter: launches have counted in it
         rank = max(rank, 1 << (files.rank - 1).bit_length())
         self.layout = AdapterLayout(places, rank, products | {name for _, name in files.products})
 

@@ -8,7 +8,7 @@ from textual.widget import Widget
 from engine.api.snapshot import BeamsView
 from minichat.features.decoding.beam_tree import TreeLine, Words, lines_of
 from minichat.ui.likely import seen_as
-from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.marks import UNICODE, Marks, ending
 
 _SCORE = 7  # cells
 _UNICODE = str.maketrans({"|": "│", "+": "├", "`": "└"})
@@ -51,7 +51,7 @@ class BeamTree(Widget):
         score = "" if line.score is None else f"{line.score:{_SCORE}.2f}"
         note = _NOTES[line.kind]
         room = max(self.size.width - len(hangs) - len(note) - _SCORE - 2, 4)
-        text = _ending(seen_as(line.text, self.marks), room, self.marks.ellipsis)
+        text = ending(seen_as(line.text, self.marks), room, self.marks.ellipsis)
         gap = " " * (room + _SCORE - cell_len(text) - len(score))
         style = "bold $accent" if line.leads else "$text-muted" if line.kind == "dropped" else "$text"
         pointer = self.marks.pointer if line.leads else " "
@@ -63,13 +63,3 @@ class BeamTree(Widget):
             gap,
             (score, style),
         ).truncate(self.size.width)
-
-
-def _ending(text: str, room: int, cut: str) -> str:
-    """Cut the start of the text, because its end shows where the branch continues."""
-    if cell_len(text) <= room:
-        return text
-    text = text[-room:]
-    while cell_len(text) > room - 1:
-        text = text[1:]
-    return cut + text

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
+from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
@@ -56,11 +57,13 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     weights = shot.reads.weights if rates.steps else 0
     seconds = times.total or 1.0
     known = shot.quantization == "none" and shot.dtype in _WIDTH
-    operations = 2 * (weights / _WIDTH[shot.dtype]) * rates.step_tokens if known else 0.0
+    products = 2 * (weights / _WIDTH[shot.dtype]) * rates.step_tokens if known else 0.0
+    attention = _attention(shot) if known else 0.0
+    operations = products + attention
     memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
     return Speed(
-        sentence=_sentence(shot, speeds, memory, arithmetic, weights >= cache),
+        sentence=_sentence(shot, speeds, memory, arithmetic, weights >= cache, attention),
         times=times,
         rows=rates.batch,
         tokens=rates.step_tokens,
@@ -77,6 +80,17 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     )
 
 
+def _attention(shot: Snapshot) -> float:
+    """Operations of attention per step: decodes have one token each, and prompts share the rest."""
+    if not shot.rates.steps:
+        return 0.0
+    decodes = [each.launched for each in shot.requests if each.phase == "decode"]
+    prompts = [each.launched for each in shot.requests if each.phase == "prefill"]
+    piece = max(shot.rates.step_tokens - len(decodes), 0) / max(len(prompts), 1)
+    pieces = sum(piece * shot.reads.operations(max(each - piece / 2, 0)) for each in prompts)
+    return (sum(map(shot.reads.operations, decodes)) + pieces) / max(1, len(shot.replicas))
+
+
 def host_share(shot: Snapshot) -> float:
     """The share of a step in which the host works alone while the device waits."""
     times = shot.step_times
@@ -86,7 +100,12 @@ def host_share(shot: Snapshot) -> float:
 
 
 def _sentence(
-    shot: Snapshot, speeds: Speeds | None, memory: Use, arithmetic: Use, weights_first: bool
+    shot: Snapshot,
+    speeds: Speeds | None,
+    memory: Use,
+    arithmetic: Use,
+    weights_first: bool,
+    attention: float,
 ) -> str:
     if not shot.rates.steps:
         return "The engine is idle. Send a message, then open this again."
@@ -112,6 +131,8 @@ def _sentence(
                 f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
                 f"the time with {chats}; more concurrent chats keep them busy."
             )
+    if alone := _faster_alone(shot, memory):
+        return alone
     if shot.joining >= _HELD:
         return (
             f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
@@ -122,14 +143,35 @@ def _sentence(
         if not weights_first:
             return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
         return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
+    reading = shot.rates.prefill > shot.rates.decode
     if arithmetic.share >= _HELD:
-        reading = shot.rates.prefill > shot.rates.decode
         sharing = f"{chats} {'uses' if rows == 1 else 'share'} it, and more would slow each other"
         why = "prompts are being prefilled" if reading else sharing
         return f"Compute-bound: {arithmetic.share:.0%} of the device's peak; {why}."
+    if reading and attention > arithmetic.amount / 2:
+        return (
+            f"Limited by attention over long prompts: it is {attention / arithmetic.amount:.0%} of the "
+            f"arithmetic, which reaches {arithmetic.share:.0%} of the device's peak."
+        )
+    what = f"step of {shot.rates.step_tokens:,.0f} tokens" if reading else f"batch of {chats}"
     return (
         f"Limited by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
-        f"({arithmetic.share:.0%}) is near its limit; a batch of {chats} does not fill the device."
+        f"({arithmetic.share:.0%}) is near its limit; a {what} does not fill the device."
+    )
+
+
+def _faster_alone(shot: Snapshot, memory: Use) -> str:
+    """Whether one device would read what the other ranks do in less time than the exchanges take."""
+    ranks = len(shot.ranks)
+    if ranks < 2 or shot.bubbles or shot.rates.prefill > shot.rates.decode:
+        return ""
+    exchanges = shot.joining * shot.step_times.total
+    alone = (ranks - 1) * memory.amount / memory.most
+    if exchanges <= alone:
+        return ""
+    return (
+        f"Limited by the exchanges of {ranks} ranks: these take {duration(exchanges)} of a step, and one "
+        f"device would read what the others do in {duration(alone)}; if all fits there, that is faster."
     )
 
 

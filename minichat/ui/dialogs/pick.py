@@ -48,7 +48,9 @@ class PickScreen(Dialog[T], Generic[T]):
             sheet.border_title, sheet.border_subtitle = Content(self._title), "Enter select  Esc cancel"
             if self._hint:
                 yield Input(placeholder=self._hint, compact=True)
-            yield Options(compact=True)
+            options = Options(compact=True)
+            options.can_focus = not self._hint  # or Tab would take the focus from the field
+            yield options
             yield self._note
 
     def on_mount(self) -> None:

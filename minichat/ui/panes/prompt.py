@@ -30,6 +30,9 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
+    class Empty(Message):
+        """The send key, without anything to send."""
+
     class RecallRequested(Message):
         """The user recalls the message from `back` messages ago."""
 
@@ -81,6 +84,8 @@ class Prompt(TextArea):
         if text.strip():
             self.put("")
             self.post_message(self.Submitted(text))
+        elif not self.text:
+            self.post_message(self.Empty())
 
     # Completion of names after an @
 

@@ -16,7 +16,6 @@ from minichat.ui.transcript.markdown.draw import draw
 from minichat.ui.transcript.markdown.leaves import Leaf
 from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row
 
-RETRY = "r to retry"
 _THOUGHT: Look = ("thought",)
 
 
@@ -63,7 +62,7 @@ class Entry:
     _reasoning = False  # the tail is reasoning
     _tail_leaf: Leaf | None = None
     _note: RenderedLeaf | None = None
-    _note_form = 0, False  # its width, and whether it offers a retry
+    _note_form = 0, ""  # its width, and how it offers a retry
 
     def __init__(self, message: Message, serial: int, letter: str, canvas: Canvas) -> None:
         self.message = message
@@ -74,7 +73,7 @@ class Entry:
 
     @property
     def retriable(self) -> bool:
-        return self.newest and self.message.retriable and self._canvas.retries
+        return self.newest and self.message.retriable and bool(self._canvas.retries)
 
     @property
     def text(self) -> str:
@@ -253,7 +252,7 @@ class Entry:
     def note(self) -> RenderedLeaf:
         """The note of a failed or stopped reply."""
         canvas = self._canvas
-        form = canvas.width, self.retriable
+        form = _, offer = canvas.width, canvas.retries if self.retriable else ""
         if self._note is None or self._note_form != form:
             if self.message.state == "failed":
                 source = f"{canvas.glyphs.fault} failed: {self.message.error or 'unknown reason'}"
@@ -263,9 +262,9 @@ class Entry:
                 source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
             source = drawable(source.expandtabs(1))
             lines = [source[start:end] for start, end in wrap(source, canvas.width)]
-            if self.retriable:
-                whole = f"{lines[-1]}  {RETRY}"
-                lines[-1:] = [whole] if cell_width(whole) <= canvas.width else [lines[-1], RETRY]
+            if offer:
+                whole = f"{lines[-1]}  {offer}"
+                lines[-1:] = [whole] if cell_width(whole) <= canvas.width else [lines[-1], offer]
             rows = tuple(Row((Fragment(line, look),)) for line in lines)
             self._note, self._note_form = RenderedLeaf("", rows), form
         return self._note
@@ -313,5 +312,5 @@ class Entry:
             parts.append(f"for {thought.seconds:.0f} s,")
         words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
         parts.append(f"{words} words" if words else f"{len(self.message.reasoning):,} characters")
-        parts.append(" Enter to hide" if unfolded else " Enter to show")
+        parts.append(f" {self._canvas.unfolds} to {'hide' if unfolded else 'show'}")
         return Row((Fragment(clip(" ".join(parts), self._canvas.width, glyphs.cut), _THOUGHT),))

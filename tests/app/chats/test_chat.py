@@ -236,6 +236,17 @@ async def test_reasoning_is_stored_separately(bench: Callable[..., Any]) -> None
 
 
 @run
+async def test_enter_in_an_empty_prompt_shows_reasoning(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "<think>hm, well</think>yes")
+        await it.until(lambda: "Enter to show" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: "Enter to hide" in it.screen_text() and "hm, well" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: "Enter to show" in it.screen_text())
+
+
+@run
 async def test_the_head_of_a_reply_shows_what_it_does_now(bench: Callable[..., Any]) -> None:
     """Also where only a provisional text is visible, and when reasoning becomes text."""
     async with bench() as it:

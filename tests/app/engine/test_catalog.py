@@ -1,4 +1,4 @@
-"""Models are found beside files and folders that cannot be examined."""
+"""Models are found beside files and folders that cannot be examined, and by what is typed."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from minichat.models.catalog import local, sources
+from engine.models.support import Support
+from minichat.models.catalog import Model, arranged, local, on_hub, sources
 from tests.app.engine.test_models import folder
+from tests.models.gguf.test_hostile import write as write_gguf_model
 
 
 def test_an_entry_that_cannot_be_examined_hides_no_models(
@@ -35,4 +37,39 @@ def test_a_current_folder_that_was_deleted_holds_no_models(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert [model.name for source in sources([], [])[:2] for model in source()] == ["pocket"]
-    assert local("anything") is None and local("./anything") is None
+    assert local("anything") == local("./anything") == []
+
+
+def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
+    place = folder(tmp_path / "one")
+    (model,) = local(str(place))
+    assert model == Model(str(place), "folder", model.support)
+    assert local(" Qwen/Qwen3-0.6B ") == []
+    assert on_hub(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
+    for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
+        assert (local(query), on_hub(query)) == ([], None)
+
+
+def test_typed_text_may_name_a_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    models = [str(folder(tmp_path / "mine" / name)) for name in ("one", "two")]
+    models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
+    for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
+        assert [model.name for model in local(query)] == models
+
+
+def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place := tmp_path)
+    good = write_gguf_model(place / "good-q4.gguf")
+    (place / "bad.gguf").write_bytes(b"GGML")
+    (place / "folder.gguf").mkdir()
+    sought = sources([], [str(good)])[:3]  # all but the hub's cache
+    listed = {model.name: model for model in arranged(source() for source in sought)}
+    bad = str(place / "bad.gguf")
+    assert sorted(listed) == sorted(["pocket", str(good), bad])
+    assert listed[str(good)].recent and listed[str(good)].place == "GGUF file"
+    assert listed[str(good)].support == Support("llama", good.stat().st_size, native=True)
+    assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
+    assert local("good-q4.gguf") == [Model(str(good), "GGUF file", listed[str(good)].support)]
+    assert local("folder.gguf") == []

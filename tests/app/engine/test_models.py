@@ -11,17 +11,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from engine.api.errors import ModelNotFound, UnsupportedModel
 from engine.api.events import Died, Queued
-from engine.models.support import Support
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
 from minichat.features.models import ModelScreen
-from minichat.models.catalog import Model, Source, arranged, local, on_hub, sources
+from minichat.models.catalog import Model, Source, arranged, local, sources
 from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
-from tests.models.gguf.test_hostile import write as write_gguf_model
 from tests.models.tiny import checkpoint, write_config
 
 
@@ -96,31 +95,6 @@ def test_a_folder_may_be_a_model_itself_and_broken_ones_do_no_harm(tmp_path: Pat
     assert [model.name for model in catalog([str(place), "/nowhere"], [])] == ["pocket"]
     checkpoint(place)
     assert [model.name for model in catalog([str(place)], [])] == ["pocket", str(place)]
-
-
-def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path) -> None:
-    place = tmp_path / "here"
-    good = write_gguf_model(place / "good-q4.gguf")
-    (place / "bad.gguf").write_bytes(b"GGML")
-    (place / "folder.gguf").mkdir()
-    listed = {model.name: model for model in catalog([], [str(good)])}
-    bad = str(place / "bad.gguf")
-    assert sorted(listed) == sorted(["pocket", str(good), bad])
-    assert listed[str(good)].recent and listed[str(good)].place == "GGUF file"
-    assert listed[str(good)].support == Support("llama", good.stat().st_size, native=True)
-    assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
-    assert local("good-q4.gguf") == Model(str(good), "GGUF file", listed[str(good)].support)
-    assert local("folder.gguf") is None
-
-
-def test_typed_text_may_name_a_model(tmp_path: Path) -> None:
-    place = folder(tmp_path / "one")
-    model = local(str(place))
-    assert model is not None and model == Model(str(place), "folder", model.support)
-    assert local(" Qwen/Qwen3-0.6B ") is None
-    assert on_hub(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
-    for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
-        assert local(query) is on_hub(query) is None
 
 
 # Downloading
@@ -248,7 +222,23 @@ async def test_a_folder_without_a_model_is_named(bench: Callable[..., Any]) -> N
     with TemporaryDirectory() as folder:  # a short name: the sentence is on one line
         async with bench((120, 30)) as it:
             await picker(it, folder)
-            await it.until(lambda: "this folder has no config.json" in it.screen_text())
+            trouble = "this folder has neither a config.json nor a GGUF file"
+            await it.until(lambda: trouble in it.screen_text())
+            await it.pilot.press("/")
+            await it.until(lambda: trouble in it.screen_text())  # not: no model matches
+
+
+@run
+async def test_models_of_a_typed_folder_are_listed(bench: Callable[..., Any], tmp_path: Path) -> None:
+    other = folder(tmp_path / "mine" / "other")
+    async with bench((80, 24)) as it:
+        await picker(it, "../mine")
+        await it.until(lambda: "mine/other" in it.screen_text())
+        await it.pilot.press("tab", "/")  # the field keeps the focus
+        assert it.app.screen.query_one(Input).value == "../mine/"
+        await it.until(lambda: "mine/other" in it.screen_text() and "No model" not in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.backend.switched == [str(other)])
 
 
 @run
@@ -257,8 +247,9 @@ async def test_a_folder_that_hangs_blocks_neither_keys_nor_other_sources(
 ) -> None:
     answer = threading.Event()
 
-    def hang(query: str) -> None:
+    def hang(query: str) -> list[Model]:
         answer.wait(20)
+        return []
 
     def with_one_that_hangs(*given: Any) -> list[Source]:
         def hanging() -> list[Model]:
@@ -358,12 +349,11 @@ async def test_a_late_file_system_result_does_not_replace_the_error(
 ) -> None:
     answer = threading.Event()
 
-    found = local(str(folder(tmp_path / "away")))
-    assert found is not None
+    (found,) = local(str(folder(tmp_path / "away")))
 
-    def late(query: str) -> Model:
+    def late(query: str) -> list[Model]:
         answer.wait(20)
-        return replace(found, name=query)
+        return [replace(found, name=query)]
 
     async def fake_fetch(name: str, progress: Progress) -> None:
         raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")

@@ -72,6 +72,11 @@ def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence
             "one; fewer ranks may be faster.",
         ),
         (
+            (0.9, 0.9),
+            "Limited by the exchanges of 2 ranks: these take 11 ms of a step, and one device would read what "
+            "the others do in 10 ms; if all fits there, that is faster.",
+        ),
+        (
             (0.1, 0.2),
             "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
             "up to about 20 concurrent chats cost almost nothing.",
@@ -127,6 +132,29 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
 def test_prompts_are_bound_by_compute() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
     assert speed.sentence == "Compute-bound: 51% of the device's peak; prompts are being prefilled."
+
+
+def test_attention_over_long_prompts_is_arithmetic() -> None:
+    """Of 512 tokens a step, after 20,000 to 20,512: 512 x 20,256 pairs of 1,000 operations."""
+    reads = Reads(100_000_000, ((0, 1000),), attention=((0, 1000),))
+    long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=1000.0, reads=reads)
+    (request,) = long.requests
+    long = replace(long, requests=(request._replace(phase="prefill", launched=20_512),))
+    products = 2 * 25_000_000 * 512
+    speed = explain(long, SPEEDS)
+    assert speed.arithmetic.amount == products + 512 * 20_256 * 1000
+    assert speed.sentence == "Compute-bound: 72% of the device's peak; prompts are being prefilled."
+    slow = replace(long, reads=reads._replace(attention=((0, 6000),)), step_times=StepTimes(launch=5.0))
+    assert explain(slow, SPEEDS).sentence == (
+        "Limited by attention over long prompts: it is 71% of the arithmetic, "
+        "which reaches 18% of the device's peak."
+    )
+    decode = replace(long, requests=(request._replace(launched=2000),), rates=shot(StepTimes()).rates)
+    assert explain(decode, SPEEDS).arithmetic.amount == 2 * 25_000_000 + 2000 * 1000
+    near = replace(long, reads=reads._replace(attention=((16, 1000),)))
+    assert explain(near, SPEEDS).arithmetic.amount == products + 512 * 16 * 1000
+    short = replace(long, reads=reads._replace(attention=()), step_times=StepTimes(launch=5.0))
+    assert explain(short, SPEEDS).sentence.endswith("; a step of 512 tokens does not fill the device.")
 
 
 def test_bound_by_the_host() -> None:

@@ -81,6 +81,18 @@ async def test_a_prompt_that_is_too_long_is_flagged_while_typing_and_not_sent(
 
 
 @run
+async def test_it_says_what_would_make_room(bench: Callable[..., Any]) -> None:
+    async with bench(backend=narrow()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        for bound, way in (("max_context", "raise max_context"), ("blocks", "give the KV cache more blocks")):
+            it.main.show_snapshot(snapshot(max_context=64, context_bound=bound))
+            it.main.prompt.put("x" * 63)
+            await it.pilot.press("enter")
+            notice = f"64 tokens; tiny takes 63. Shorten the message or {way}"
+            await it.until(lambda: notice in it.notices())  # noqa: B023
+
+
+@run
 async def test_system_prompt_and_files_count_but_earlier_messages_do_not(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ async def test_no_retry_is_offered_for_a_request_that_must_fail(bench: Callable[
         await it.until(lambda: "9 tokens; tiny takes 8" in it.notices())
         assert it.replies == []
         it.main.forget_requests()  # another model may have a longer context
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
         await it.pilot.press("alt+r")
         await it.until(lambda: it.replies)
 
@@ -75,7 +75,7 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
         def offered() -> list[bool]:
             return [
                 "Alt+R" in [key.written for key in it.main.keybar.keys],
-                "r to retry" in it.screen_text(),
+                "Alt+R to retry" in it.screen_text(),
             ]
 
         active.tune(active.chat.params.changed(**other))
@@ -103,10 +103,10 @@ async def test_an_invalid_grammar_offers_no_retry_at_the_next_start(bench: Calla
         await it.until(lambda: "failed: grammar" in it.screen_text())
     async with bench((120, 40)) as it:
         await it.until(lambda: it.app.lifecycle.alive and "failed: grammar" in it.screen_text())
-        await it.until(lambda: "r to retry" not in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" not in it.screen_text())
         assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
         it.app.chats.active.tune(SamplingParams(grammar=Grammar("regex", "a")))
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
 
 
 @run
@@ -122,21 +122,21 @@ async def test_no_retry_is_offered_for_an_adapter_or_messages_that_are_refused(
             it.main.prompt.focus()
             await it.pilot.press("enter")
             await it.until(lambda: len(it.texts()) == count and it.texts()[-1][2] == "failed")  # noqa: B023
-            await it.until(lambda: "r to retry" not in it.screen_text())
+            await it.until(lambda: "Alt+R to retry" not in it.screen_text())
             if mend == "model":
                 it.app.chats.active.chat.adapter = ""
                 it.main.show_snapshot(snapshot(model="another"))
             elif field == "adapter":
                 it.app.chats.active.chat.adapter = "sql"
                 it.main.label()
-                assert "r to retry" not in it.screen_text(), "it is not loaded"
+                assert "Alt+R to retry" not in it.screen_text(), "it is not loaded"
                 it.main.show_snapshot(snapshot(adapters=(AdapterView("sql", 8, 1000, "folder"),)))
             else:
                 it.app.chats.active.instruct("")
                 it.main.label()
-                assert "r to retry" not in it.screen_text(), "nothing has changed"
+                assert "Alt+R to retry" not in it.screen_text(), "nothing has changed"
                 it.app.chats.active.instruct("Be brief.")
-            await it.until(lambda: "r to retry" in it.screen_text())
+            await it.until(lambda: "Alt+R to retry" in it.screen_text())
 
 
 @run
@@ -151,7 +151,7 @@ async def test_an_adapter_that_has_been_loaded_may_be_tried(bench: Callable[...,
             it.main.show_snapshot(snapshot(adapters=(AdapterView(loaded, 8, 1000, "folder"),)))
             it.main.label()
             await it.pilot.pause()
-            await it.until(lambda offered=offered: ("r to retry" in it.screen_text()) is offered)
+            await it.until(lambda offered=offered: ("Alt+R to retry" in it.screen_text()) is offered)
 
 
 @run
@@ -167,11 +167,11 @@ async def test_an_adapter_that_was_dropped_offers_no_retry_at_the_next_start(
         await it.until(lambda: "failed: no adapter" in it.screen_text())
     async with bench((120, 40)) as it:
         await it.until(lambda: it.app.lifecycle.alive and "failed: no adapter" in it.screen_text())
-        await it.until(lambda: "r to retry" not in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" not in it.screen_text())
         assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
         it.app.chats.active.chat.adapter = ""
         it.main.label()
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
 
 
 @run
@@ -182,15 +182,15 @@ async def test_a_message_is_measured_again_for_another_engine(bench: Callable[..
         it.backend.refusal = RequestTooLong("64 tokens; tiny takes 63")
         it.app.chats.active.send("x" * 63)
         await it.until(lambda: "failed: 64 tokens" in it.screen_text())
-        assert "r to retry" not in it.screen_text()
+        assert "Alt+R to retry" not in it.screen_text()
         it.main.forget_requests()
         it.main.show_snapshot(snapshot(max_context=64))
         it.main.label()
         await it.until(lambda: it.app.chats.active.chat.messages[-1].refused)
-        assert "r to retry" not in it.screen_text()
+        assert "Alt+R to retry" not in it.screen_text()
         it.main.show_snapshot(snapshot(max_context=128))
         it.main.label()
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
 
 
 @run
@@ -221,7 +221,7 @@ async def test_no_retry_is_offered_while_the_engine_is_dead(
         assert it.main.prompt.text == "typed"
         assert (len(it.replies), it.texts()[-1]) == (asked, ("assistant", "half", "failed"))
         await it.pilot.press("f5")
-        await it.until(lambda: it.app.lifecycle.alive and "r to retry" in it.screen_text())
+        await it.until(lambda: it.app.lifecycle.alive and "Alt+R to retry" in it.screen_text())
         assert "Alt+R" in [key.written for key in it.main.keybar.keys]
         await it.pilot.press("alt+r")
         await it.until(lambda: len(it.replies) == asked + 1)
@@ -260,13 +260,13 @@ async def test_no_restart_is_offered_for_a_model_that_cannot_be_loaded(
 async def test_no_retry_is_offered_while_a_server_restarts_its_engine(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         (await it.say("hello")).end(Finish.FAILED, "it was killed")
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
         it.backend.emit(Restarting(3, 1.0, "it was killed", 2.0))
-        await it.until(lambda: "r to retry" not in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" not in it.screen_text())
         await it.pilot.press("alt+r")
         await it.until(lambda: "The engine is being restarted. Wait until it is ready" in it.notices())
         it.backend.emit(Restarted(0, 2.0, 4.0))
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
 
 
 @run
@@ -292,9 +292,9 @@ async def test_an_old_failure_is_measured_before_it_offers_a_retry(bench: Callab
         it.backend.refusal = EngineDead("it is gone")
         it.main.prompt.put("x" * 40)
         await it.pilot.press("enter")
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())
         it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=60))
-        await it.until(lambda: "r to retry" not in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" not in it.screen_text())
         assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
         it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=2))
-        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.until(lambda: "Alt+R to retry" in it.screen_text())

@@ -95,7 +95,12 @@ def test_a_rank_that_is_not_heard_of_any_more(
 def test_another_version_is_refused(llama: Path, meet: str) -> None:
     """It has the secret, but its code is older."""
     found = identity(EngineConfig(model=str(llama)), ModelPlace("llama", llama)) | {"engine": "0.0"}
-    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "other_rank.py"), json.dumps(found))
+    command = (
+        sys.executable,
+        "-P",
+        str(Path(__file__).parents[1] / "other_rank.py"),
+        json.dumps([{"hello": found}]),
+    )
     code = (
         "from engine.api.places import MeetingPlace\n"
         "from engine.distributed.crews import joined\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import assembly
 from engine.api.errors import EngineDead
+from engine.distributed import team
+from engine.distributed.crews import started
 from engine.distributed.groups.group import GroupCollective
 from engine.distributed.team import Team
 from tests.distributed.test_ranks import everything
@@ -23,7 +24,7 @@ FOLDER = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "needs_group", lambda config: True)
+    monkeypatch.setattr(team, "needs_group", lambda config: True)
 
 
 def test_every_kind_of_request_is_answered_as_with_shared_memory(
@@ -35,7 +36,7 @@ def test_every_kind_of_request_is_answered_as_with_shared_memory(
         found = everything(always_draft(engine))
         assert isinstance(engine.ranks.sums, GroupCollective)
         assert engine.snapshot().traffic > 0
-    monkeypatch.setattr(assembly, "needs_group", lambda config: False)
+    monkeypatch.setattr(team, "needs_group", lambda config: False)
     with ranked(drafted, **config) as engine:
         assert found[0] == everything(always_draft(engine))[0]
 
@@ -50,7 +51,7 @@ def test_stages_of_ranks(llama: Path) -> None:
 @pytest.mark.soak
 def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in a sum, or are past it. All leave their group, and meet again in another."""
-    monkeypatch.setattr(Team, "command", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
+    monkeypatch.setattr(started, "COMMAND", (sys.executable, "-P", str(FOLDER / "broken_rank.py")))
     files = len(os.listdir("/proc/self/fd"))
     engine = engine_on(llama, tp=2)
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import assembly
+from engine.distributed import team
 from tests.distributed.test_peers_gpu import (
     engine_on,
     same_replies,
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "needs_group", lambda config: config.tp > 1)
+    monkeypatch.setattr(team, "needs_group", lambda config: config.tp > 1)
 
 
 @pytest.mark.parametrize(("family", "depth"), [("qwen3", 1), ("qwen3", 0), ("qwen3_moe", 1)])

@@ -1,7 +1,9 @@
 """Kernels that add what adapters add to a product that they read; the interpreter's process imports this."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,15 +32,15 @@ def adapted(
     `wide`: the module that the first adapter has none for.
     """
     firsts = [sum(modules[:nth]) for nth in range(len(modules))]
-    shapes, whole = list(zip(firsts, modules, strict=True)), sum(modules)
+    shapes, whole, inputs = list(zip(firsts, modules, strict=True)), sum(modules), x.shape[1]
     table = AdapterTable(
-        [AdapterTarget((0, "it"), INPUTS, *each, whole) for each in shapes], x.dtype, x.device
+        [AdapterTarget((0, "it"), inputs, *each, whole) for each in shapes], x.dtype, x.device
     )
     rows, added = np.array(ROWS), parts[0].float().cpu().clone()
     for number, rank in ranks.items():
         draw = torch.Generator().manual_seed(number)
         of = [AdapterPart(*each, rank) for nth, each in enumerate(shapes) if number > 1 or nth != wide - 1]
-        down = (torch.randn(rank * len(of), INPUTS, generator=draw) / INPUTS**0.5).to(x.dtype)
+        down = (torch.randn(rank * len(of), inputs, generator=draw) / inputs**0.5).to(x.dtype)
         up = torch.zeros(len(down), whole)
         for nth, part in enumerate(of):
             mine = torch.randn(rank, part.outputs, generator=draw) / rank**0.5
@@ -54,6 +56,35 @@ def adapted(
 
 def drawn(*shape: int, seed: int, like: torch.dtype, device: str) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, like)
+
+
+def product_and_terms(
+    dtype: torch.dtype, modules: Sequence[int], rank: int, inputs: int, device: str, at_once: int | None
+) -> dict[str, Tensor] | None:
+    """A product and its terms in one launch, the second of two, and the same in several.
+
+    `at_once`: programs of the GPU, with turns as short as cut the inputs of small products. None: see engine.
+    """
+    from engine.kernels.triton.gemm import gemm_with_terms, low_rank
+    from engine.kernels.triton.gemm.row_terms import RowAdapters
+    from engine.kernels.triton.gemm.skinny_gemm import skinny_gemm, skinny_gemm_tiling
+
+    x = drawn(len(ROWS), inputs, seed=0, like=dtype, device=device)
+    weight = drawn(sum(modules), inputs, seed=1, like=dtype, device=device) / inputs**0.5
+    cut = skinny_gemm_tiling(len(x), weight)
+    assert cut is not None
+    alone = skinny_gemm(x, weight, cut)
+    table, places, summed = adapted(modules, RANKS | {2: rank}, x, torch.zeros_like(alone), wide=2)
+    own = RowAdapters(table.numbers, places, table.layout.rank, tuple(modules), 1, dtype)
+    with ExitStack() as patches:
+        if at_once is not None:
+            patches.enter_context(patch.object(low_rank, "_BYTES", 2**11))
+            patches.enter_context(patch.multiple(gemm_with_terms, AT_ONCE=at_once, LONG=0))
+        gemm_with_terms.gemm_with_terms(x, weight, cut, own)
+        found = gemm_with_terms.gemm_with_terms(x, weight, cut, own)
+    if found is None:
+        return None
+    return {"parts": found, "alone": alone, "terms": summed[0], "counters": table.numbers[0, :, 5:]}
 
 
 def normed_sums(

@@ -202,3 +202,13 @@ def test_the_layout_changes_for_a_larger_rank_and_for_more_adapters() -> None:
     assert table.nbytes == 0
     table.put(18, random_files((4, 4, 4), 18, torch.float32))
     assert table.layout.rank == 16, "the first of an empty table decides again"
+
+
+def test_a_larger_table_counts_from_zero() -> None:
+    """It may be copied while a launch counts in the one before (gemm_with_terms.py)."""
+    table = table_of((1, (1, 1, 1)))
+    table.numbers[0, :, 5:7] = 3
+    for number in range(2, 18):
+        table.put(number, random_files((1, 1, 1), number, torch.float32))
+    assert len(table.numbers) == 34 and (table.numbers[0, :, 5:] == 0).all()
+    assert torch.equal(table.numbers[0], table_of().numbers[0])

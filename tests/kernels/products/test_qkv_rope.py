@@ -73,6 +73,26 @@ def test_rotated(
         assert mine.isfinite().any(dim=(2, 3)).sum() == rows - 2
 
 
+def test_a_norm_with_a_wide_weight_rounds_once(call: Call) -> None:
+    """As in Gemma. Another rounding before the weight would change a third of the numbers."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
+    from engine.kernels.triton.norm.norm import Normed
+
+    dtype, rows, width = torch.float16, 16, 64
+    layer = layer_of(2, 1, 32, dtype)
+    x = numbers(rows, width, seed=0, dtype=dtype)
+    weight = numbers(4 * 32, width, seed=1, dtype=dtype)
+    scale = numbers(3, 32, seed=2, dtype=torch.float32) * 0.1 + 2
+    places = torch.arange(rows)
+    how = Tiling(16, 16, 64, warps=4, stages=2)
+    found, _ = call(
+        "gemm.qkv_rope", "qkv_rope", Normed(x), weight, layer, scale, 1e-6, None, places, places, how
+    )
+    parts = F.linear(x.float(), weight.float()).to(dtype).unsqueeze(0)
+    expected = oracles.turn(parts, layer, scale, 1e-6, None, places, places, dtype=dtype)
+    assert (found == expected).float().mean() > 0.95
+
+
 def test_conditions_for_the_kernel() -> None:
     from engine.kernels.triton.gemm.qkv_rope import qkv_rope_tiling
     from engine.kernels.triton.gemm.tma_gemm import ROOM

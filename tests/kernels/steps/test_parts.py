@@ -166,13 +166,22 @@ def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, p
     assert ends == readers[:products] * layers
 
 
+@pytest.mark.parametrize("one_launch", [True, False])
 @pytest.mark.parametrize("rows", [2, 8])
-def test_adapters_of_few_rows_take_no_launch_of_their_own(rows: int) -> None:
-    """The kernels that read the products add to them: with large weights, none of these is fused without."""
+def test_adapters_of_few_rows_take_no_launch_of_their_own(
+    rows: int, monkeypatch: pytest.MonkeyPatch, *, one_launch: bool
+) -> None:
+    """With large weights, none of these products is fused without adapters."""
+    monkeypatch.setattr("engine.models.adapters.launched.ONE_LAUNCH", one_launch)
     usual = run_changed(rows, lambda *_: None, LLAMA)
     found = run_changed(rows, lambda *_: None, LLAMA, launched(rows, 4, LLAMA))
-    same = {"_skinny_gemm_shrink": "_skinny_gemm", "_expand_swiglu": "_swiglu"}
+    same = {
+        **dict.fromkeys(("_gemm_with_terms", "_skinny_gemm_shrink"), "_skinny_gemm"),
+        "_expand_swiglu": "_swiglu",
+    }
     assert [same.get(name, name) for name in found.names] == usual.names
+    # Of queries, keys and values, and of gate and up. The kernels of norms add the terms of the two others.
+    assert found.names.count("_gemm_with_terms") == (2 * len(LLAMA.layers) if one_launch else 0)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -240,9 +249,10 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
     ],
 )
 def test_a_block_with_another_arrangement_runs_in_torch(
-    rows: int, changes: dict[str, Any], name: str
+    rows: int, changes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the cache and attention have kernels there."""
+    monkeypatch.setattr("engine.kernels.switches.NORMED_TERMS", False)
     found = run_changed(rows, lambda *_: None, replace(QWEN, **changes))
     blocks = len(QWEN.layers)
     assert found.fused.plain == {name: blocks}
@@ -261,6 +271,7 @@ def test_parts_with_other_rotations_or_norms_run_in_torch(monkeypatch: pytest.Mo
     """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
     partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
     assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
+    monkeypatch.setattr("engine.kernels.switches.GELU", False)
     gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
     assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}
     monkeypatch.setattr("engine.kernels.switches.GELU", True)

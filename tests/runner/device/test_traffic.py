@@ -57,10 +57,12 @@ def test_the_cache_is_read_up_to_the_window() -> None:
         [full, near, near], blocks=1, block_size=16, host_blocks=0, dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )  # fmt: skip
-    reads = Reads(0, store.read_per_token())
+    reads = Reads(0, store.read_per_token(), store.operations_per_pair())
     assert reads.cache == ((0, 64), (10, 128))
     assert reads.of_context(4) == 4 * 64 + 4 * 128
     assert reads.of_context(100) == 100 * 64 + 10 * 128
+    assert reads.attention == ((0, 2 * 4 * 16), (10, 2 * 2 * 4 * 16))
+    assert reads.operations(100) == 100 * 128 + 10 * 256
 
 
 def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:

@@ -20,6 +20,7 @@ from engine.models.adapters.products import StepAdapters
 from engine.serving.engine import Engine
 from tests.outputs import Outputs
 from tests.runner.graphs.observing import observing
+from tests.runner.graphs.plain_stage import PlainStage
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
 PROMPT = [1, *range(60, 100)]
@@ -106,6 +107,32 @@ def test_the_first_step_of_each_kind_is_rehearsed(llama: Path, staged: tuple[Eng
     ask(engine, PROMPT[:5])
     drain(engine)
     assert stage.rehearsed == [5, 1, 41, 5, 1]
+
+
+@pytest.mark.parametrize(("length", "graphs"), [(5, True), (40, False)])
+def test_the_first_step_and_the_next_token_are_compiled_at_once(
+    llama: Path, length: int, graphs: bool
+) -> None:
+    engine = engine_on(llama, prefix_cache=False)
+    runner, asked = engine.runner, list[list[StepKind]]()
+    assert isinstance(runner, ModelRunner)
+    stage, usual = Stage(runner), runner.start_compiling
+    runner.use_stages(stage, PlainStage(runner))  # type: ignore[arg-type]
+    runner.start_compiling = lambda kinds: asked.append([*kinds]) or usual(kinds)  # type: ignore[method-assign]
+    assert runner._steps is not None
+    if not graphs:  # that are large enough
+        runner._steps.piece_sizes = (32,)
+    for _ in range(2):
+        _, output = ask(engine, PROMPT[:length])
+        drain(engine)
+        assert output.reply == alone(llama, PROMPT[:length]).reply
+    pieces = [StepKind(0, length, pieces=True)] if graphs else []
+    assert asked == [[StepKind(0, length), *pieces, StepKind(1)]]
+    stage.problem = "the compiler is broken"
+    runner.products_changed(recordable=False)
+    _, output = ask(engine, PROMPT[:length])
+    drain(engine)
+    assert "the compiler is broken" in output.error, "the step itself reports it"
 
 
 def test_kinds_compiled_ahead_are_not_rehearsed_again(llama: Path, staged: tuple[Engine, Stage]) -> None:

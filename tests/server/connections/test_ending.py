@@ -30,7 +30,7 @@ from minichat.shell.server_keys import own_key
 from tests.cli.conftest import Run
 from tests.lazily import lazy
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, listening, serving, user
-from tests.waiting import LIMIT, becomes
+from tests.waiting import LIMIT, accepts_connections, becomes
 
 openai = lazy("openai")
 
@@ -118,12 +118,6 @@ def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
-def refuses_connections(path: Path) -> bool:
-    """Return whether the server accepts no more connections."""
-    with socket.socket(socket.AF_UNIX) as late:
-        return late.connect_ex(str(path)) != 0
-
-
 class TestSignals:
     def test_a_signal_under_load_lets_replies_finish_and_refuses_new_ones(self, tmp_path: Path) -> None:
         with program(tmp_path, "--rate", "40", "--drain", "20") as (process, path):
@@ -205,7 +199,7 @@ class TestSignals:
                     lines = filter(None, reply.iter_lines())
                     next(lines)
                     process.send_signal(signal.SIGTERM)
-                    assert becomes(lambda: refuses_connections(path))
+                    assert becomes(lambda: not accepts_connections(path))
                     for _ in range(int(rate * (time.monotonic() - began)) + 3):
                         next(lines)
                     assert process.poll() is None, "the first signal ended the process"

@@ -26,7 +26,7 @@ from engine.server.startup import Startup
 from minichat.cli import parser
 from minichat.commands import serve
 from tests.server.conftest import KEY, MODEL, PLAIN, dry, serving, user
-from tests.waiting import becomes
+from tests.waiting import accepts_connections, becomes
 
 ASKED = {"prompt": [5, 6], "max_tokens": 4}
 
@@ -139,7 +139,7 @@ def test_a_start_that_fails_ends_the_server_with_its_error(
     callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log")
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(serve.serve, options, (), callbacks)
-        assert becomes(path.exists)
+        assert becomes(lambda: accepts_connections(path))
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
             assert client.get("/health").json()["status"] == "loading"
         fails.set_exception(EngineError("no memory"))
@@ -176,7 +176,7 @@ sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2",
     environment = os.environ | {"HOME": str(tmp_path)}
     started = subprocess.Popen([sys.executable, "-c", program, str(path)], env=environment)
     try:
-        assert becomes(path.exists)
+        assert becomes(lambda: accepts_connections(path))
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
             assert client.get("/health").json()["status"] == "loading"
         started.send_signal(signal.SIGTERM)

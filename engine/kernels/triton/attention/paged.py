@@ -14,14 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.api.cache_spec import LayerSpec
+from engine.kernels import switches
+from engine.kernels.triton.attention.fetch import LINE, fetch
 from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
 from engine.kernels.triton.attention.online_softmax import fold, oldest
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, in_words, words
 from engine.kernels.triton.attention.pipelined import fold_pipelined
-from engine.kernels.triton.attention.tiles import dim_padded
+from engine.kernels.triton.attention.tiles import Tile, dim_padded
 from engine.kernels.triton.attention.work_plan import AttentionWork
-from engine.kernels.triton.launch import launch
+from engine.kernels.triton.launch import launch, power
 from engine.kv.store import KVLayer
 
 LOG2_E = math.log2(math.e)
@@ -40,7 +42,7 @@ def _attend(
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
-    FOURS: tl.constexpr,
+    FOURS: tl.constexpr, FETCH: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -54,7 +56,11 @@ def _attend(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
 
-    if PDL:  # before the wait, only data uploaded by the host is read
+    table = tables + row * table_stride
+    if FETCH:
+        soon = tl.minimum(end, begin + STAGES * KEYS)
+        fetch(keys, values, table, kv_head, begin, soon, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, FETCH)
+    if PDL:  # before the wait, only data uploaded by the host is used
         tl.extra.cuda.gdc_wait()
 
     line = tl.arange(0, QUERIES * PADDED)
@@ -85,7 +91,6 @@ def _attend(
     if SLOPES:
         slope = tl.load(slopes + head, mask=real, other=0.0) * 1.4426950408889634  # LOG2_E
 
-    table = tables + row * table_stride
     position = first + nth
     if FOURS:
         HALF: tl.constexpr = VALUE_PAD // 2
@@ -193,10 +198,23 @@ def _merge(
 
 def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
     """Fill the rows of `out` [tokens, heads, value_dim] that the work covers; `q` may be strided."""
+    partials = empty_partials(layer.spec, work, q.device)
+    if work.tile.specialized:
+        # Imported here, since importing Gluon takes a while.
+        from engine.kernels.triton.attention.specialized import attend_prompts
+
+        attend_prompts(out, *partials, q, layer, tables, work, layer.spec.scale * LOG2_E)
+    else:
+        _attend_tiles(out, *partials, q, layer, tables, work)
+    merge(out, *partials, layer.spec, work)
+
+
+def _attend_tiles(
+    out: Tensor, mixes: Tensor, sums: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork
+) -> None:
     spec, tile = layer.spec, work.tile
     group, channels = spec.heads // spec.kv_heads, layer.channels
     key_pad, value_pad = dim_padded(spec.key_dim), dim_padded(spec.value_dim)
-    mixes, sums = empty_partials(spec, work, q.device)
     cap = spec.softcap or 0.0
     keys, values, key_scales, value_scales = layer.keys, layer.values, layer.key_scales, layer.value_scales
     even = odd = None
@@ -221,10 +239,18 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=key_pad, VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
-        FOURS=channels is not None,
+        FOURS=channels is not None, FETCH=fetched_lines(layer, tile),
         num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
-    merge(out, mixes, sums, spec, work)
+
+
+def fetched_lines(layer: KVLayer, tile: Tile) -> int:
+    """Return the most lines of a key or value that are read before the kernel before ends. 0: none are."""
+    plain = layer.channels is None and not tile.pairs and tile.queries == 1
+    if not (switches.FETCH and tile.pdl and plain):
+        return 0
+    wide = max(layer.spec.key_dim, layer.spec.value_dim) * layer.keys.itemsize
+    return power(triton.cdiv(wide, LINE.value))
 
 
 def empty_partials(spec: LayerSpec, work: AttentionWork, device: torch.device) -> tuple[Tensor, Tensor]:

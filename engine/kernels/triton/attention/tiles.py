@@ -16,6 +16,7 @@ LONG = 2048  # context length from which the masked corner of a tall tile is rel
 # take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
 GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
+SPECIALIZED = 2**26  # prompts on Hopper with so many scores, over all heads, use specialized.py
 # Over latents: shared memory for tiles of four times NARROW; the most pieces that a context is split into if
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.
@@ -26,6 +27,7 @@ ROOM_FOR_TALL, MOST_PIECES, FEW, FULL = 200 * 2**10, 64, 32, 264
 class GpuLimits:
     room: int  # bytes of shared memory available to one program
     overlaps: bool  # whether it supports programmatic dependent launch (PDL)
+    hoppers: int = 0  # its multiprocessors, if it is a Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Tile:
     )
     registers: int | None = None  # limit per thread: with 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
+    specialized: bool = False  # some warps load and others attend (specialized.py)
 
 
 # For rows of one token, by the number of programs before contexts are split: the upper bound, then the tile's
@@ -173,6 +176,21 @@ def for_gathered(
     room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, key_bytes, keys, stages)
     return Tile(64 // padded, padded, keys, 4, stages, 264, pdl=False, ahead=True)
+
+
+def for_prompts(
+    spec: LayerSpec, counts: np.ndarray, contexts: np.ndarray, gpu: GpuLimits, block_size: int
+) -> Tile | None:
+    """Return the tile for chunks in 16 bits if some warps are to load and others to attend, or None."""
+    padded = power(spec.heads // spec.kv_heads)
+    plain = not (spec.reach or spec.slopes or spec.softcap or spec.sinks)
+    fits = spec.key_dim == spec.value_dim == 128 and padded <= 64 and plain
+    if not (gpu.hoppers and fits and block_size >= 16 and power(block_size) == block_size):
+        return None
+    scores = (counts * (contexts - counts / 2)).sum() * spec.heads
+    if scores < SPECIALIZED or counts.mean() * padded < 128:
+        return None
+    return Tile(128 // padded, padded, 128, 4, 2, gpu.hoppers, pdl=False, ahead=True, specialized=True)
 
 
 def by_pairs(spec: LayerSpec, itemsize: int) -> bool:

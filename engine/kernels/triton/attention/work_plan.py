@@ -10,7 +10,7 @@ from engine.kernels.triton.attention.tiles import Tile
 
 # An item's columns: row of the block tables, first token in the batch, number of tokens, position of the
 # first token, begin and end of the positions it attends to, index of its partial result (-1: it computes the
-# final result), and the offset of the row's context if contexts are gathered.
+# final result), and the offset of the row's context if contexts are gathered, else its length (of chunks).
 ITEM = 8  # columns; an item is 32 bytes
 # A merge's columns: first token in the batch, number of tokens, first partial result, number of partials.
 MERGE = 4

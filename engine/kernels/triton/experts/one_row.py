@@ -1,9 +1,8 @@
 """One row of a mixture of experts in three kernels, without one for the choice of experts.
 
 The first norms the row and multiplies it with the router. The other two choose experts themselves, each
-program again: an expert's rank is the number of experts with a higher score. The product of gate and up may
-begin with an expert that serves all rows, behind the chosen ones, and that of `down` adds all up, in order,
-to the residual stream.
+program again (choice.py). The product of gate and up may begin with an expert that serves all rows, behind
+the chosen ones, and that of `down` adds all up, in order, to the residual stream.
 
 The kernel of `down` reads the scores and the weights of its first output before it waits. The scores are two
 kernels old, and the kernel between lets it start only after its own wait for them.
@@ -18,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.experts.choice import score, scored, taken
 from engine.kernels.triton.experts.gemm import Gate, activated
 from engine.kernels.triton.experts.route import Routing
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import norm_scaled
 
-MOST_RANKED = 128  # experts whose scores a program compares in pairs
+MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
-PROGRAMS = 528  # of both products: four on each SM of a Hopper
+WARPS = 2112  # of gate and up: 16 on each SM of a Hopper
+COPIES = 32  # of the scores, which thousands of warps read at once: a line of the L2 cache serves one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +34,32 @@ class RowTiling:
     """How a product is split into programs."""
 
     turns: int  # per program, of one output each
-    warps: int = 4
-    stages: int = 4  # turns whose weights are in flight
+    warps: int
+    stages: int  # turns whose weights are in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """A row's logits, and how experts are chosen by them."""
 
-    logits: Tensor  # [experts] in float32
+    logits: Tensor  # [copies, experts] in float32, all the same
     how: Routing
     choice_bias: Tensor | None = None  # takes part in the choice, but not in the weights
 
     def constants(self) -> dict[str, int | float | bool]:
-        experts, how = len(self.logits), self.how
+        (copies, experts), how = self.logits.shape, self.how
         return {
-            "EXPERTS": experts, "PADDED": power(experts), "CHOSEN": how.chosen, "SIGMOID": how.sigmoid,
-            "CHOICE_BIAS": self.choice_bias is not None, "NORMALIZED": how.normalized, "SCALING": how.scaling,
+            "COPIES": copies, "EXPERTS": experts, "PIECES": triton.cdiv(experts, 32), "CHOSEN": how.chosen,
+            "SIGMOID": how.sigmoid, "CHOICE_BIAS": self.choice_bias is not None,
+            "NORMALIZED": how.normalized, "SCALING": how.scaling,
         }  # fmt: skip
 
 
 @triton.jit
 def _norm_router(
     logits, normed, x, norm_weight, weight, bias, eps,
-    INPUTS: tl.constexpr, PADDED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    INPUTS: tl.constexpr, PADDED: tl.constexpr, COPIES: tl.constexpr, BIASED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -73,7 +76,7 @@ def _norm_router(
     logit = tl.sum(w * result.to(tl.float32), 0)
     if BIASED:
         logit += tl.load(bias + expert)
-    tl.store(logits + expert, logit)
+    tl.store(logits + tl.arange(0, COPIES) * tl.num_programs(0) + expert, logit)
     if expert == 0:
         tl.store(normed + at, result, mask=there)
 
@@ -81,42 +84,19 @@ def _norm_router(
 def norm_router(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return logits [experts] and the normed row [1, inputs]. `weight` and `bias` in float32."""
+    """Return copies of the logits [copies, experts], and the normed row [1, inputs].
+
+    `weight` and `bias` in float32.
+    """
     inputs, experts = x.shape[1], len(weight)
-    logits = torch.empty(experts, dtype=torch.float32, device=x.device)
+    logits = torch.empty(COPIES, experts, dtype=torch.float32, device=x.device)
     normed = torch.empty_like(x)
     _norm_router[(experts,)](
         logits, normed, x, norm_weight, weight, bias, eps,
-        INPUTS=inputs, PADDED=power(inputs), BIASED=bias is not None, PDL=pdl, num_warps=4, **launch(pdl),
+        INPUTS=inputs, PADDED=power(inputs), COPIES=COPIES, BIASED=bias is not None, PDL=pdl, num_warps=4,
+        **launch(pdl),
     )  # fmt: skip
     return logits, normed
-
-
-@triton.jit
-def _ranked(
-    logits, choice_bias, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
-    """Each expert's rank and weight. Of equal scores, the first is chosen."""
-    expert = tl.arange(0, PADDED)
-    there = expert < EXPERTS
-    # Volatile: past the L1 cache, and once. It would be loaded again for each layout of the comparison.
-    logit = tl.load(logits + expert, mask=there, other=float("-inf"), volatile=True)
-    if SIGMOID:
-        score = tl.sigmoid(logit)
-    else:
-        powers = tl.exp(logit - tl.max(logit, 0))
-        score = powers / tl.sum(powers, 0)
-    choice = score
-    if CHOICE_BIAS:
-        choice += tl.load(choice_bias + expert, mask=there, other=0.0)
-    choice = tl.where(there, choice, float("-inf"))
-    ahead = choice[:, None] > choice[None, :]
-    ahead |= (choice[:, None] == choice[None, :]) & (expert[:, None] < expert[None, :])
-    rank = tl.sum(ahead.to(tl.int32), 0)  # within each thread, as it has whole columns
-    if NORMALIZED:
-        score = score / (tl.sum(tl.where(rank < CHOSEN, score, 0.0), 0) + 1e-20)
-    return rank, score * SCALING
 
 
 @triton.jit
@@ -130,9 +110,9 @@ def _routed_gate_up(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, UP: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
-    CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
+    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -141,11 +121,12 @@ def _routed_gate_up(
     dtype = out.dtype.element_ty
     ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
     if slot < CHOSEN:
-        rank, _ = _ranked(
-            logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
-        )
-        expert = tl.sum(tl.where(rank == slot, tl.arange(0, PADDED), 0), 0)
-        expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
+        own_logits = logits + tl.program_id(0) % COPIES * EXPERTS
+        keys, _, _ = scored(own_logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS, False)
+        expert = slot
+        for nth in tl.static_range(CHOSEN):
+            found, keys = taken(keys, PIECES)
+            expert = tl.where(slot == nth, found, expert)
         begin = 0
         count = OUTPUTS
         own = weight + expert.to(tl.int64) * (ALL * INPUTS)
@@ -210,7 +191,7 @@ def routed_gate_up(
     width, inputs, chosen = gate.width(weight.shape[1]), x.shape[1], scores.how.chosen
     beside = 0 if shared is None else gate.width(len(shared))
     slots = chosen + triton.cdiv(beside, width)
-    turns = (cut := cut or gate_up_tiling(width * slots)).turns
+    turns = (cut := cut or gate_up_tiling(width * slots, inputs)).turns
     out = torch.empty(chosen * width + beside, dtype=x.dtype, device=x.device)
     first, rest = pieces(inputs)
     _routed_gate_up[(triton.cdiv(width, turns), slots)](
@@ -249,21 +230,25 @@ def _routed_down(
     out, act, weight, bias, shared, logits, choice_bias, residual,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, TURNS: tl.constexpr, SLOTS: tl.constexpr,
-    BIASED: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr,
+    CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr,
+    SCALING: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    rank, by_expert = _ranked(
-        logits, choice_bias, EXPERTS, PADDED, CHOSEN, SIGMOID, CHOICE_BIAS, NORMALIZED, SCALING
-    )
     slot = tl.arange(0, SLOTS)
     used = slot < CHOSEN
-    own = rank[None, :] == slot[:, None]
-    expert = tl.sum(tl.where(own, tl.arange(0, PADDED)[None, :], 0), 1)
-    expert = tl.minimum(expert, EXPERTS - 1)  # scores may be NaN
-    share = tl.sum(tl.where(own & used[:, None], by_expert[None, :], 0.0), 1)
+    logits += tl.program_id(0) % COPIES * EXPERTS
+    keys, highest, total = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS, True)
+    expert = tl.zeros([SLOTS], tl.int32)
+    for nth in tl.static_range(CHOSEN):
+        found, keys = taken(keys, PIECES)
+        expert = tl.where(slot == nth, found, expert)
+    logit = tl.load(logits + expert, mask=used, other=float("-inf"), volatile=True)
+    share = tl.where(used, score(logit, highest, total, SIGMOID), 0.0)
+    if NORMALIZED:
+        share = share / (tl.sum(share, 0) + 1e-20)
+    share *= SCALING
     of_slots = expert.to(tl.int64) * (OUTPUTS * INPUTS)
     begin = tl.program_id(0) * TURNS
     at = tl.arange(0, FIRST)
@@ -342,14 +327,15 @@ def pieces(width: int) -> tuple[int, int]:
     return first, power(width - first) if width > first else 0
 
 
-def gate_up_tiling(outputs: int) -> RowTiling:
-    """`outputs`: of all chosen experts."""
-    return RowTiling(max(1, round(outputs / PROGRAMS)))
+def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
+    """`outputs`: of all chosen experts. A single warp waits for no other, and has room for 2,048 inputs."""
+    warps = power(triton.cdiv(inputs, 2048))
+    return RowTiling(max(1, round(outputs * warps / WARPS)), warps, stages=2 if warps == 1 else 3)
 
 
 def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
     outputs, inputs = weight.shape[1:]
     held = power(chosen) * sum(pieces(inputs)) + (power(beside) if beside else 0)
     wide = held > 8192
-    turns = max(1, round(outputs / (PROGRAMS // 2 if wide else PROGRAMS)))
+    turns = max(1, round(outputs / (264 if wide else 528)))
     return RowTiling(turns, warps=8 if wide else 4, stages=3 if held * weight.itemsize <= 2**15 else 2)

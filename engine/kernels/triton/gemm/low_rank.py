@@ -43,7 +43,7 @@ def _next(place, after):
 
 
 @triton.jit
-def _group(place, current, DEEP: tl.constexpr, GROUP: tl.constexpr):
+def group(place, current, DEEP: tl.constexpr, GROUP: tl.constexpr):
     """The adapters of a tile from `current` on, each for its ranks, and the next one of the tile."""
     nth = tl.arange(0, GROUP * DEEP) // DEEP
     adapter = tl.full([GROUP * DEEP], NONE, tl.int32)
@@ -54,27 +54,33 @@ def _group(place, current, DEEP: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _matrices(table, adapter, stride, half: tl.constexpr):
+def first_of(places, tile, rows, DEEP: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """The rows of a tile, their places in the table, the first adapters of the tile, and the next one."""
+    row = tile * ROWS + tl.arange(0, ROWS)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    adapter, current = group(place, _next(place, 0), DEEP, GROUP)
+    return row, place, adapter, current
+
+
+@triton.jit
+def matrices(table, adapter, stride, half: tl.constexpr):
     """The addresses and the ranks of a module's matrices: `half` is 0 for down, 1 for up."""
     at = table + tl.where(adapter < NONE, adapter, 0) * stride
     return tl.load(at + half), tl.load(at + 2).to(tl.int32)
 
 
 @triton.jit
-def _shrunk(
-    narrow, x, places, table, rows, x_stride, table_stride, tile, part, nth,
+def shrunk(
+    narrow, x, table, rows, x_stride, table_stride, row, place, adapter, current, part, nth,
     MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows times a part of the inputs of `nth`: some ranks of a module."""
-    row = tile * ROWS + tl.arange(0, ROWS)
     SLICES: tl.constexpr = RANK // DEEP
     module = nth // SLICES
     deep = nth % SLICES * DEEP + tl.arange(0, GROUP * DEEP) % DEEP
-    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
-    adapter, current = _group(place, _next(place, 0), DEEP, GROUP)
-    down, rank = _matrices(table + module * FIELDS, adapter, table_stride, 0)
+    down, rank = matrices(table + module * FIELDS, adapter, table_stride, 0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     of_x = x + row.to(tl.int64)[:, None] * x_stride
@@ -90,8 +96,8 @@ def _shrunk(
             w = tl.load(weight[None, :] + at[:, None], mask=(deep < rank)[None, :] & fits[:, None], other=0.0)
             found = tl.dot(v.to(KIND), w, found, input_precision="ieee")
         tl.store(to, found, mask=place[:, None] == adapter[None, :])
-        adapter, current = _group(place, current, DEEP, GROUP)
-        down, rank = _matrices(table + module * FIELDS, adapter, table_stride, 0)
+        adapter, current = group(place, current, DEEP, GROUP)
+        down, rank = matrices(table + module * FIELDS, adapter, table_stride, 0)
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride"])
@@ -103,9 +109,10 @@ def _shrink(
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    _shrunk(
-        narrow, x, places, table, rows, x_stride, table_stride,
-        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+    row, place, adapter, current = first_of(places, tl.program_id(0), rows, DEEP, GROUP, ROWS)
+    shrunk(
+        narrow, x, table, rows, x_stride, table_stride, row, place, adapter, current,
+        tl.program_id(1), tl.program_id(2),
         MODULES, INPUTS, SHARE, RANK, DEEP, GROUP, ROWS, TURN, KIND, STAGES, PDL,
     )  # fmt: skip
 
@@ -124,21 +131,23 @@ def _skinny_gemm_shrink(
     tile = tl.program_id(0) - AHEAD
     if tile >= 0:
         multiplied_rows(
-            out, x, weight, x, x, rows, tile, OUTPUTS, INPUTS, ROWS, COLUMNS, WEIGHT_TURN,
+            out, x, weight, x, x, rows, tile, tl.program_id(1), OUTPUTS, INPUTS, ROWS, COLUMNS, WEIGHT_TURN,
             False, False, None, WEIGHT_PARTS, 1, WEIGHT_STAGES, PDL,
         )  # fmt: skip
     else:
         nth = tl.program_id(0) * WEIGHT_PARTS + tl.program_id(1)
         EACH: tl.constexpr = MODULES * (RANK // DEEP)
         if nth < COUNT:
-            _shrunk(
-                narrow, x, places, table, rows, INPUTS, table_stride, 0, nth // EACH, nth % EACH,
+            row, place, adapter, current = first_of(places, 0, rows, DEEP, GROUP, ROWS)
+            shrunk(
+                narrow, x, table, rows, INPUTS, table_stride, row, place, adapter, current,
+                nth // EACH, nth % EACH,
                 MODULES, INPUTS, SHARE, RANK, DEEP, GROUP, ROWS, TURN, KIND, STAGES, PDL,
             )  # fmt: skip
 
 
 @triton.jit
-def _rows_of(up, begin, rank, output, outputs, DEEP: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr):
+def rows_of(up, begin, rank, output, outputs, DEEP: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr):
     """Rows of the adapters' `up`, which begin at multiples of 16."""
     across = tl.multiple_of((outputs + 15) // 16 * 16, 16)
     deep = begin + tl.arange(0, GROUP * DEEP) % DEEP
@@ -153,13 +162,13 @@ def _first(
     DEEP: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """What `_term` takes of the first adapters of a tile, to be loaded ahead."""
-    adapter, current = _group(place, _next(place, 0), DEEP, GROUP)
-    up, rank = _matrices(table + nth * FIELDS, adapter, table_stride, 1)
-    return adapter, current, rank, _rows_of(up, 0, rank, output, outputs, DEEP, GROUP, KIND)
+    adapter, current = group(place, _next(place, 0), DEEP, GROUP)
+    up, rank = matrices(table + nth * FIELDS, adapter, table_stride, 1)
+    return adapter, current, rank, rows_of(up, 0, rank, output, outputs, DEEP, GROUP, KIND)
 
 
 @triton.jit
-def _own(
+def own(
     narrow, at, part_stride, place, adapter,
     PARTS: tl.constexpr, DEEP: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -182,14 +191,14 @@ def _term(
     total = tl.zeros([place.shape[0], output.shape[0]], tl.float32)
     begin = 0
     while tl.min(adapter, 0) < NONE:  # through the ranks of each group of adapters
-        v = _own(narrow + begin, at, part_stride, place, adapter, PARTS, DEEP, GROUP, KIND)
+        v = own(narrow + begin, at, part_stride, place, adapter, PARTS, DEEP, GROUP, KIND)
         total = tl.dot(v, w, total, input_precision="ieee")
         begin += DEEP
         if begin >= tl.max(rank, 0):
-            adapter, current = _group(place, current, DEEP, GROUP)
+            adapter, current = group(place, current, DEEP, GROUP)
             begin = 0
-        up, rank = _matrices(module, adapter, table_stride, 1)
-        w = _rows_of(up, begin, rank, output, outputs, DEEP, GROUP, KIND)
+        up, rank = matrices(module, adapter, table_stride, 1)
+        w = rows_of(up, begin, rank, output, outputs, DEEP, GROUP, KIND)
     return total
 
 
@@ -259,7 +268,7 @@ def _expand_swiglu(
 def shrink(x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor:
     """[rows, inputs] -> [parts, rows, modules, rank] in float32, for rows with adapters. `pdl` as in Tile."""
     rows = len(x)
-    how, parts = _shrinking(x, adapters, _ENOUGH)
+    how, parts = shrinking(x, adapters, _ENOUGH)
     narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
     slices = how["MODULES"] * (adapters.rank // how["DEEP"])
     _shrink[(triton.cdiv(rows, how["ROWS"]), parts, slices)](
@@ -275,7 +284,7 @@ def skinny_gemm_shrink(
     """Launch `skinny_gemm` of a plain weight and `shrink` of the same rows, at most NARROW, at once."""
     rows, outputs = len(x), len(weight)
     products = triton.cdiv(outputs, cut.outputs) * cut.parts
-    how, parts = _shrinking(x, adapters, max(8, 2 * ENOUGH - products) if products < 2 * ENOUGH else _ENOUGH)
+    how, parts = shrinking(x, adapters, max(8, 2 * ENOUGH - products) if products < 2 * ENOUGH else _ENOUGH)
     kind = torch.float32 if cut.parts > 1 else x.dtype
     out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
     narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
@@ -290,11 +299,11 @@ def skinny_gemm_shrink(
     return out, narrow
 
 
-def _shrinking(x: Tensor, adapters: RowAdapters, enough: int) -> tuple[dict[str, int], int]:
+def shrinking(x: Tensor, adapters: RowAdapters, enough: int) -> tuple[dict[str, int], int]:
     """The tiles of `shrink`, and in how many parts it cuts the inputs. `enough`: programs."""
     (rows, inputs), modules = x.shape, adapters.table.shape[1]
     tall, deep = _tall(rows, adapters.dtype), min(adapters.rank, _DEEP)
-    group = _group_of(rows, deep)
+    group = group_of(rows, deep)
     turn = _BYTES // (max(tall, group * deep) * max(x.itemsize, adapters.dtype.itemsize))
     turn = min(256, turn, max(16, power(inputs)))
     programs, turns = triton.cdiv(rows, tall) * modules * (adapters.rank // deep), triton.cdiv(inputs, turn)
@@ -312,7 +321,7 @@ def expand(out: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: bool = Fa
     tall, deep = _tall(rows, adapters.dtype), min(rank, _DEEP)
     _expand[(triton.cdiv(rows, tall), triton.cdiv(max(adapters.outputs), _WIDE), modules)](
         out, narrow, adapters.places, adapters.table, rows, out.stride(0), adapters.table.stride(0),
-        PARTS=parts, RANK=rank, DEEP=deep, GROUP=_group_of(rows, deep), ROWS=tall, WIDE=_WIDE,
+        PARTS=parts, RANK=rank, DEEP=deep, GROUP=group_of(rows, deep), ROWS=tall, WIDE=_WIDE,
         ALIGNED=adapters.aligned, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
 
@@ -326,7 +335,7 @@ def expand_swiglu(parts: Tensor, narrow: Tensor, adapters: RowAdapters, *, pdl: 
     _expand_swiglu[(triton.cdiv(rows, tall), triton.cdiv(width, wide))](
         out, parts, narrow, adapters.places, adapters.table, rows, adapters.table.stride(0),
         WIDTH=width, PRODUCT_PARTS=len(parts), PARTS=narrow_parts, RANK=rank, DEEP=deep,
-        GROUP=_group_of(rows, deep), ROWS=tall, WIDE=wide, KIND=KINDS[adapters.dtype], PDL=pdl,
+        GROUP=group_of(rows, deep), ROWS=tall, WIDE=wide, KIND=KINDS[adapters.dtype], PDL=pdl,
         num_warps=_WARPS, **launch(pdl),
     )  # fmt: skip
     return out
@@ -337,6 +346,6 @@ def _tall(rows: int, dtype: torch.dtype) -> int:
     return 16 if rows <= 16 or dtype is torch.float32 else 32 if rows <= 32 else 64
 
 
-def _group_of(rows: int, deep: int) -> int:
+def group_of(rows: int, deep: int) -> int:
     """Adapters per product: those of a step that decodes may all be others."""
     return min(_DEEP // deep, power(rows)) if rows <= NARROW else 1

@@ -22,7 +22,7 @@ from engine.kernels.triton.gemm.tma_gemm import (
     multiplied,
 )
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.norm.norm import Normed, length_of
+from engine.kernels.triton.norm.norm import Normed, length_of, norm_scaled
 from engine.kv.store import KVLayer
 
 
@@ -78,8 +78,8 @@ def _qkv_rope(
             shrink = tl.rsqrt(total / (2 * HALF) + eps)[None, :]
             norm_scale = tl.load(norm_weight + first + at).to(tl.float32)[:, None]
             norm_scale_high = tl.load(norm_weight + first + HALF + at).to(tl.float32)[:, None]
-            low = ((wide * shrink).to(dtype).to(tl.float32) * norm_scale).to(dtype)
-            high = ((wide_high * shrink).to(dtype).to(tl.float32) * norm_scale_high).to(dtype)
+            low = norm_scaled(wide * shrink, norm_scale, norm_weight, dtype)
+            high = norm_scaled(wide_high * shrink, norm_scale_high, norm_weight, dtype)
         if ROPE:
             wide = low.to(tl.float32)
             wide_high = high.to(tl.float32)

@@ -13,8 +13,6 @@ from torch import Tensor
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.padding import padded_rows
 
-# Whether rows have memory for whole tiles behind them (padding.py). No GPU has measured it.
-PADDED_ROWS = False
 KIND = torch.float8_e4m3fn
 
 
@@ -61,6 +59,4 @@ def quantize_fp8(x: Tensor, width: int, *, pdl: bool = False) -> tuple[Tensor, T
 def fp8_rows(rows: int, width: int, *, device: torch.device) -> tuple[Tensor, Tensor]:
     """Allocate rows of KIND, and their scales."""
     steps = torch.empty(rows, dtype=torch.float32, device=device)
-    if PADDED_ROWS:
-        return padded_rows(rows, width, like=steps, dtype=KIND), steps
-    return torch.empty(rows, width, dtype=KIND, device=device), steps
+    return padded_rows(rows, width, like=steps, dtype=KIND), steps

@@ -242,13 +242,12 @@ def gemv(
 
 @triton.jit
 def multiplied_rows(
-    out, x, weight, weight_scale, x_scale, rows, tile,
+    out, x, weight, weight_scale, x_scale, rows, tile, part,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
     PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The tile of a program, and of its part of the inputs."""
-    part = tl.program_id(1)
+    """A tile, of a part of the inputs."""
     # Programs that read the same weights with other rows are adjacent.
     output = tile // TILES * COLUMNS + tl.arange(0, COLUMNS)
     there = output < OUTPUTS
@@ -289,8 +288,8 @@ def _skinny_gemm(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     multiplied_rows(
-        out, x, weight, weight_scale, x_scale, rows, tl.program_id(0), OUTPUTS, INPUTS, ROWS, COLUMNS, TURN,
-        SCALED, ROUNDED, SHORT, PARTS, TILES, STAGES, PDL,
+        out, x, weight, weight_scale, x_scale, rows, tl.program_id(0), tl.program_id(1),
+        OUTPUTS, INPUTS, ROWS, COLUMNS, TURN, SCALED, ROUNDED, SHORT, PARTS, TILES, STAGES, PDL,
     )  # fmt: skip
 
 
@@ -328,6 +327,8 @@ def skinny_gemm(
 def gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """Use whole rows of the weight, as far as they fit in a program."""
     turn = min(power(inputs), 4096)
+    if inputs <= turn == 4096 and 1024 < outputs <= 16 * ENOUGH and not gated:
+        return ProductTiling(2, turn, warps=8)  # all programs run at once: the next kernel can start
     held = 8192 if outputs > 8192 else 4096  # elements per program
     return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 

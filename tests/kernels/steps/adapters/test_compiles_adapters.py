@@ -28,5 +28,5 @@ def test_steps_with_adapters(
     compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, rank: int
 ) -> None:
     decode(config, rows, scheme, "none", rank)
-    assert {"_shrink", "_skinny_gemm_shrink"} & compiled.keys()
+    assert {"_shrink", "_skinny_gemm_shrink", "_gemm_with_terms"} & compiled.keys()
     assert "_expand" in compiled or (rows <= 32 and rank <= 32), "else the readers of products add to them"
