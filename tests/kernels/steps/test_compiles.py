@@ -105,7 +105,8 @@ BEFORE = {
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},
     **{key: {"places", "table"} for key in ADAPTED},
     **{key: {"columns"} for key in ("_scan", "_bound", "_spread", "_gather", "_find", "_weigh")},
-    "_attend": {"items", "tables"}, "_attend_latents": {"items"}, "_linear_residual_norm": {"norm_weight"},
+    **{key: {"items", "tables"} for key in ("_attend", "_attend_latents")},
+    "_linear_residual_norm": {"norm_weight"},
 }  # fmt: skip
 
 
