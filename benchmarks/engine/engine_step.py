@@ -102,7 +102,7 @@ class NoWork:
 class HollowStage:
     """The stage of a graph without a model: every row samples the same token."""
 
-    longest = 0  # launching a large step is no wait
+    longest, vocab = 0, VOCAB  # launching a large step is no wait
     adapters: AdapterBank | None = None
 
     def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> NoWork:

@@ -14,6 +14,7 @@ from engine.attention.base import KVLayer, LatentProjections
 from engine.attention.expansion import Expansion
 from engine.attention.observers import Observers
 from engine.attention.state_runs import RUN, DeviceRuns, write_runs
+from engine.kernels import switches
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.work_plan import ITEM, MERGE, AttentionWork, Chunks, plan_items
 
@@ -112,8 +113,10 @@ class GraphWork:
             tile = tiles.for_tokens(spec, self._rows, limits, itemsize, packed=packed)
             most = self._rows + max(self._rows // 8, tile.programs // spec.kv_heads)
             # One merge per row, of at least two pieces each. A single row is faster with idle programs:
-            # they delay the next kernel, which would fetch its weights while attention reads the cache.
-            merged = most // 2 if tokens == 1 else min(self._rows, most // 2)
+            # they delay the next kernel, which would fetch its weights while attention reads the cache,
+            # unless the context has been fetched before.
+            idles = tokens == 1 and (spec.latent or not switches.FETCH)
+            merged = most // 2 if idles else min(self._rows, most // 2)
             self._singles.append(WorkList(spec, tile, most, merged))
             if pieces:
                 tile = tiles.for_chunks(spec, tokens, tiles.LONG, limits, itemsize, packed=packed)

@@ -222,7 +222,7 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
         gathers = gathered is not None
         if itemsize == 2 and (gathers or not packed):
-            tall = tiles.for_prompts(spec, counts, gpu(device), batch.block_size)
+            tall = tiles.for_prompts(spec, counts, contexts, gpu(device), batch.block_size)
             tile, gathers = tall or tile, packed or (gathers and not tall)
         chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
         launches.append(work_of(chunks, spec, tile, device, contexts, gathers=gathers))

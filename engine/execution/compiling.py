@@ -8,11 +8,11 @@ import numpy as np
 
 from engine.api.events import log
 from engine.execution.cuda.graphs import Stage
-from engine.execution.cuda.sampling_fields import SamplingFlags
+from engine.execution.cuda.sampling_fields import SamplingFlags, sampling_of
 from engine.execution.in_flight import ModelInput
 from engine.execution.protocol import Compilation, StepKind
 from engine.models.adapters.products import StepAdapters
-from engine.sampling.rows import COLUMNS, SamplingInputs
+from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Rows, Step, StepRow
 
 _LARGE = 10  # from this bit length of the token count on, steps of all sizes use the same kernels
@@ -84,6 +84,6 @@ def example(kind: StepKind, vocab: int, *, samples: bool = True) -> tuple[ModelI
     """
     rows = Rows.of([StepRow(0, 0, 0, length, True) for length in (*[1] * kind.rows, kind.prompt)])
     ids = np.zeros(kind.rows + kind.prompt, np.int64)
-    numbers = np.zeros((len(rows), len(COLUMNS)))
-    inputs = SamplingInputs(numbers, vocab, seen=None, edits=None, logprobs=(), filtered=kind.filtered)
-    return ModelInput(rows, ids, kind.rows, rows, {}), inputs if samples else None
+    return ModelInput(rows, ids, kind.rows, rows, {}), sampling_of(
+        kind, len(rows), vocab
+    ) if samples else None

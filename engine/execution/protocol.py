@@ -76,6 +76,9 @@ class StepResult:
 PIECE_SIZES = tuple(size for size in SIZES if size <= 4096)
 
 
+RARE = "counted", "biased"  # sampling with penalties and log-probabilities; with biases
+
+
 class StepKind(NamedTuple):
     """What the kernels of a step depend on."""
 
@@ -86,6 +89,7 @@ class StepKind(NamedTuple):
     pieces: bool = False  # whether the prompt is in a graph
     waits: bool = False  # whether its layers wait for blocks that arrive from host memory
     adapted: bool = False  # whether a row has an adapter, which matters in graphs
+    sampling: str = ""  # one of RARE, to be compiled without a capture: rows need it rarely
 
 
 class Compilation(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.triton.gemm.gemm_with_terms import fits, gemm_with_terms
+from engine.kernels.triton.gemm.gemm_with_terms import gemm_with_terms
 from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm, linear_residual_norm_tiling
 from engine.kernels.triton.gemm.low_rank import shrink, skinny_gemm_shrink
 from engine.kernels.triton.gemm.qkv_rope import qkv_rope, qkv_rope_tiling
@@ -135,9 +135,7 @@ class PlainProduct(Product):
 
     def with_terms(self, x: Tensor, adapters: RowAdapters, *, pdl: bool = False) -> Tensor | None:
         cut = self._few(len(x))
-        if cut is None or not fits(x, len(self._weight), adapters):
-            return None
-        return gemm_with_terms(x, self._weight, cut, adapters, pdl=pdl)
+        return None if cut is None else gemm_with_terms(x, self._weight, cut, adapters, pdl=pdl)
 
     def _few(self, rows: int) -> ProductTiling | None:
         """How programs of few rows split it. None: another kernel is faster."""

@@ -22,7 +22,7 @@ from engine.api.events import AdapterChanged, Delta, Event, RequestEvent, TierPr
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.cuda.sizes import first_sizes
-from engine.execution.protocol import Compilation, StepKind
+from engine.execution.protocol import RARE, Compilation, StepKind
 from engine.serving.engine import Engine
 from engine.timeline import Stopwatch
 
@@ -34,7 +34,7 @@ _MESSAGE = 256  # tokens of most messages in a chat
 _DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts
 _LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
-_RARE = ({"frequency_penalty": 0.1, "logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
+_RARER = ({"frequency_penalty": 0.1, "logprobs": 5}, {"logit_bias": {0: 1.0}})  # compiled at one size
 
 Part = partial[Iterator[None]]
 
@@ -144,6 +144,8 @@ class WarmUp:
         first = first_sizes(self._sizes)
         early = [kind for kind in batches if kind.rows in first and kind.long]  # these can hold others, too
         late = [kind for kind in batches if kind not in early]
+        sampled = [StepKind(1, long=True, sampling=each) for each in RARE]
+        sampled += [StepKind(0, longest, sampling=each) for each in RARE]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
         piece_sizes = self._engine.runner.piece_sizes
         largest = max(piece_sizes, default=0)
@@ -151,13 +153,13 @@ class WarmUp:
         full = [StepKind(1, longest - 1, long=True, pieces=True)] if 1 < longest <= largest else []
         counts = _DRAFTS if "draft" in self._engine.limits.speculation and longest > 5 * max(_DRAFTS) else ()
         parts = [
-            partial(self._compile, prompts + early + graphs + full, late),
+            partial(self._compile, prompts + early + graphs + full + sampled, late),
             *(partial(self._prompt, each) for each in run),
             *([partial(self._capture, full)] if full else ()),
             partial(self._prompt_beside_a_row, longest),
             partial(self._prompt, 1, tokens=2),  # the first of all graphs runs without being captured
             partial(self._capture, [kind for kind in early if not kind.filtered]),
-            *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARE),
+            *(partial(self._prompt, 1, _PLAIN | params, tokens=3) for params in _RARER),
             partial(self._prompt, min(_SCORED, longest), _PLAIN | {"prompt_logprobs": 1}),
             *(partial(self._draft, count) for count in counts),
             partial(self._measure, run),

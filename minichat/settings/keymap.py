@@ -3,7 +3,9 @@
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
+from textual.binding import Binding
 from textual.keys import KEY_NAME_REPLACEMENTS, Keys, key_to_character
 
 from minichat.settings.load import Loaded
@@ -42,7 +44,7 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
         faults = [
             fault
             for key, given in zip(normal, keys, strict=True)
-            if (fault := _fault(key, given, known[name].priority))
+            if (fault := _fault(key, given, known[name]))
         ]
         for fault in faults:
             loaded.document.report(f"keys.{name}", fault)
@@ -74,7 +76,7 @@ def normalized(key: str) -> str:
     return "+".join([*sorted(set(modifiers)), last])  # in the order that Textual reports
 
 
-def _fault(key: str, given: str, priority: bool) -> str:
+def _fault(key: str, given: str, bound: Bound) -> str:
     *modifiers, last = key.split("+")
     for modifier in modifiers:
         if modifier not in MODIFIERS:
@@ -83,9 +85,20 @@ def _fault(key: str, given: str, priority: bool) -> str:
         return f'"{given}": {last or "nothing"} is not a key; write keys like ctrl+n, f5, alt+enter or ?'
     if other := SAME_TO_A_TERMINAL.get(key):
         return f'"{given}" is the same as {other} in a terminal; use another key'
-    if priority and not modifiers and key_to_character(key) is not None:
+    if bound.priority and not modifiers and key_to_character(key) is not None:
         return f'"{given}" would act while you type; use a key like ctrl+n or f5'
+    if not bound.place and not bound.priority and key in _editing():
+        return f'"{given}" edits text in the prompt; use another key'
     return ""
+
+
+@cache
+def _editing() -> frozenset[str]:
+    """The keys that a text area takes before commands get them."""
+    from textual.widgets import TextArea
+
+    keys = (each.key if isinstance(each, Binding) else each[0] for each in TextArea.BINDINGS)
+    return frozenset(key for each in keys for key in each.split(","))
 
 
 def _clashes(known: Mapping[str, Bound], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, str]:

@@ -60,7 +60,7 @@ def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
         return one_line(str(checked))
     actions = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
     if active.editing is not None:
-        actions = "Esc cancel"
+        actions = f"{keys.name('reply.stop')} cancel"
     return "  ".join(filter(None, (str(checked), actions)))
 
 
@@ -71,7 +71,7 @@ def greeting(
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
     shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
     other = "" if attached else f"; {model} changes the model"  # a remote engine cannot
-    try_one = "Try one: click it, or press Up, then Enter." if tries else ""
+    try_one = f"Try one: click it, or press Up, then {keys.name('prompt.send')}." if tries else ""
     return Greeting(
         above=tuple(filter(None, (found, try_one))),
         tries=tries,

@@ -143,7 +143,7 @@ class MainScreen(FrameScreen[None]):
             pane = self._panes.of(each)
             pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
-            pane.transcript.offer_retries(retries)
+            pane.transcript.name_keys(context.keys.name("prompt.send"), retries)
         self.tabs.tabs = tuple(
             labels.tab(
                 each,

@@ -25,7 +25,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         letters = ", ".join(each.chat.letter.upper() for each in busy)
         _give_back(context, text, active)
         are = "is" if len(busy) == 1 else "are"
-        context.app.notify(f"{letters} {are} still replying. Press Esc to stop", severity="warning")
+        stop = context.keys.name("reply.stop")
+        context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
         return
     try:
         files = attach(text, [*context.program.start.first.piped, *active.files()])

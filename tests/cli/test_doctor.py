@@ -28,7 +28,6 @@ def test_it_prints_a_report(run: Run) -> None:
         assert part in ran.out
     assert "(11.0 MB, and 1.97 MB for its draft model)" in ran.out
     plain = "on a GPU, 1 of 2 parts runs as plain torch"
-    assert f"gemma: {plain}: GatedMLP" in ran.out
     assert "bloom, mpt: on a GPU, 2 of 2 parts run as plain torch" in ran.out
     assert re.search(rf"\n  glm(, glm4)?: {plain}: GroupedAttention \(interleaved positions\)\n", ran.out)
     assert f"llama4: {plain}: GrowingAttention (interleaved positions)\n" in ran.out

@@ -260,7 +260,9 @@ def test_an_idle_engine_finishes_its_warm_up_after_it_is_ready() -> None:
     engine.runner.graph_sizes = (1, 2, 4, 8)
     host = EngineThread(engine, warm=True)
     try:
-        assert becomes(lambda: len(engine.runner.captured) == 4 * 4 + 8)  # 7 that wait, and a full step
+        assert becomes(
+            lambda: len(engine.runner.captured) == 4 * 4 + 2 * 7 + 8
+        )  # with prompts; 7 that wait, and a full step
         assert host.snapshot().warmed == 1
         assert list(host.submit([1, 2], params(3)).result().tokens) == alone([1, 2], 3)
     finally:

@@ -60,6 +60,11 @@ def test_free_keys_can_be_assigned(tmp_path: Path) -> None:
     assert problems == []
 
 
+def test_keys_that_edit_text_can_be_assigned_where_no_text_is_edited(tmp_path: Path) -> None:
+    keys = '"monitor.pause" = "f6"\n"chat.send" = "ctrl+d"\n"program.quit" = "ctrl+x"'
+    assert mapped(tmp_path, keys)[1] == []
+
+
 def test_two_actions_may_swap_keys(tmp_path: Path) -> None:
     found, problems = mapped(tmp_path, '"chat.new" = "alt+w"\n"chat.close" = "ctrl+n"')
     assert (found, problems) == ({"chat.new": "alt+w", "chat.close": "ctrl+n"}, [])
@@ -83,6 +88,11 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
             f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',
         ),
         ('"chat.new" = "enter"', f'2: keys.chat.new: "enter" {BOTH} chat.new and chat.send: use another key'),
+        ('"chat.new" = "f6"', '2: keys.chat.new: "f6" edits text in the prompt; use another key'),
+        (
+            '"chat.new" = ["f9", "Ctrl+X"]',
+            '2: keys.chat.new: "Ctrl+X" edits text in the prompt; use another key',
+        ),
         ('"monitor.pause" = "o"', f'2: keys.monitor.pause: "o" {BOTH} monitor.pause and monitor.order'),
         ('"monitor.pause" = "ctrl+n"', f'2: keys.monitor.pause: "ctrl+n" {BOTH} monitor.pause and chat.new'),
     ],

@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.attention import observers
 from engine.execution.cuda.arrivals import Wait
 from engine.execution.cuda.recording import Recorder, Recording
-from engine.execution.cuda.sampling_fields import SamplingFlags, write_sampling
+from engine.execution.cuda.sampling_fields import SamplingFlags, sampling_of, write_sampling
 from engine.execution.cuda.sizes import CapturedGraphs, Graph, piece_sizes
 from engine.execution.cuda.staging import BEHIND, Fields, StagingBuffers, upload
 from engine.execution.protocol import Compilation, StepKind
@@ -69,6 +69,7 @@ class Stage(Protocol):
     """The device work of a step that is captured."""
 
     longest: int  # tokens of a step with a prompt that takes about as long to compute as to launch
+    vocab: int
     adapters: AdapterBank | None  # that its launches add, at the places in the field of this name
 
     def work(self, tokens: int, *, pieces: bool = False, rows: int | None = None) -> MetadataBuilder:
@@ -233,11 +234,21 @@ class DecodeSteps:
             return []
         missing = [(graph, each) for graph, each in self._recordings_of(kinds, wait) if not each.compiled]
         launches: dict[Hashable, Callable[[], object]] = {graph: each.launches for graph, each in missing}
+        launches |= self._rare(kinds)
         with self._recorder.launching():
             compilation = self._stage.start_compiling(launches)
         for _, recording in missing:
             recording.compiled = True
         return [compilation, *(found for each in self._beside for found in each.start_compiling(kinds))]
+
+    def _rare(self, kinds: Sequence[StepKind]) -> Iterator[tuple[Graph, Callable[[], object]]]:
+        """Launches of the kinds that no recording is kept of."""
+        for kind in kinds if self._ends.samples else ():
+            if kind.sampling:
+                inputs = sampling_of(kind, kind.rows, self._stage.vocab)
+                graph = self._graph_of(kind)._replace(flags=SamplingFlags.of(inputs))
+                form = self._form(graph.size, graph.flags, pieces=False)
+                yield graph, self._launches(*form, graph, inputs.seen, None)
 
     def capture(self, kinds: Sequence[StepKind], wait: Wait = None) -> None:
         """Capture steps whose kernels are compiled: others would wait for the compiler."""
@@ -264,7 +275,7 @@ class DecodeSteps:
             self._captured.note(graph)
 
     def _recordings_of(self, kinds: Sequence[StepKind], wait: Wait) -> Iterator[tuple[Graph, Recording]]:
-        mine = (kind for kind in kinds if self.adapts or not kind.adapted)
+        mine = (kind for kind in kinds if not kind.sampling and (self.adapts or not kind.adapted))
         graphs = [self._graph_of(kind) for kind in mine if wait is not None or not kind.waits]
         if self.received is not None:
             graphs += [each._replace(observed=True) for each in graphs]

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from engine.execution.protocol import RARE, StepKind
+from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, SamplingInputs
 
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
@@ -49,3 +52,17 @@ def logit_biases(inputs: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
     assert inputs.edits is not None
     rows, ids, values = inputs.edits
     return rows * inputs.vocab + ids, values
+
+
+def sampling_of(kind: StepKind, rows: int, vocab: int) -> SamplingInputs:
+    """How a step of this kind samples: inputs that can be compiled, but not run."""
+    counted, biased = (kind.sampling == each for each in RARE)
+    edits = (np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.float32)) if biased else None
+    return SamplingInputs(
+        np.zeros((rows, len(COLUMNS))),
+        vocab,
+        seen=SeenTokens(1, vocab, torch.device("cpu")) if counted else None,
+        edits=edits,
+        logprobs=((0, 1),) if counted else (),
+        filtered=kind.filtered,
+    )

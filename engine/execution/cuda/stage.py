@@ -52,7 +52,7 @@ class GpuStage:
         first = next(iter(model.parameters()))
         self._dtype, self.device = first.dtype, first.device
         self._states = states
-        self.compilations = 0  # that were started
+        self.compilations, self.vocab = 0, model.config.vocab  # compilations that were started
         self.adapters = adapters if adapters is not None and adapters.launches else None
         # The weights that a token is multiplied by are about 12 hidden squared in most models.
         self.longest = _LAUNCHED // (12 * model.config.hidden**2)

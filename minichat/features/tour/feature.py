@@ -1,6 +1,7 @@
 """The tour: a panel above the prompt shows pages, and the engine performs each of them."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from minichat.features.tour.panel import TourPanel
 from minichat.shell.background import begin
 from minichat.ui.marks import ASCII
 
+_LETTERS = re.compile(r" \([WPDX][ \d]*\)")
 KEEP = 65  # the exit code that requests to keep the chats
 
 
@@ -24,7 +26,7 @@ class Tour:
     """The pages. Each explains what to look at and waits; then it plays, as often as the user wants."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._panel = context, TourPanel(self.turn_page, self.play, self.leave)
+        self._context, self._panel = context, TourPanel(self.turn_page, self.play, self.leave, self._arranged)
         self._guide = Guide(context, self._say, self._panel.focus)
         self._place = 0
         self._results = [""] * len(PAGES)  # the result of each page
@@ -33,6 +35,7 @@ class Tour:
         self._task: asyncio.Task[None] | None = None
         context.chats.first_ever = False  # the panel is the introduction
         context.workspace.shows_greeting = False
+        context.signals.arranged.connect(self._arranged)
         begin(context.app, self._begin)
 
     async def _begin(self) -> None:
@@ -96,6 +99,10 @@ class Tour:
 
     # Display
 
+    def _arranged(self) -> None:
+        """The monitor may be shown or hidden."""
+        self._context.app.call_after_refresh(self._show)
+
     def _show(self) -> None:
         page, sentence = PAGES[self._place], self._results[self._place]
         lines = [
@@ -105,7 +112,7 @@ class Tour:
             Content(page.text),
         ]
         if self._waits:
-            lines.append(Content.styled(page.watch.format(where=self._where), "bold"))
+            lines.append(Content.styled(self._watch(page), "bold"))
         elif sentence:
             lines.append(Content.styled(sentence, "bold"))
         elif page.do is not None:
@@ -118,10 +125,11 @@ class Tour:
             lines.append(Content.styled(words, "italic $text-muted"))
         self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(sentence))
 
-    @property
-    def _where(self) -> str:
-        """Where on this screen the engine is shown."""
-        return "the monitor" if self._context.part(MonitorSide).display else "the line above"
+    def _watch(self, page: Page) -> str:
+        """What to look at, with the letters of the phases if only the engine's line is shown."""
+        if self._context.part(MonitorSide).display:
+            return _LETTERS.sub("", page.watch.format(where="the monitor"))
+        return page.watch.format(where="the line above")
 
     def _keys(self, page: Page) -> Content:
         keys = [("Enter", "play" if self._waits else "next")]

@@ -148,7 +148,7 @@ PAGES = (
     Page(
         "A cached prefix",
         "A new chat begins with the same system prompt.",
-        "Look at {where}: P ends immediately, and chat A's blocks are reused.",
+        "Look at {where}: prefill (P) ends immediately, and chat A's blocks are reused.",
         _prefix,
     ),
     Page(

@@ -12,6 +12,8 @@ from textual.widget import Widget
 
 from minichat.ui.marks import UNICODE, Marks
 
+_ELSEWHERE = ("Shift+Tab for  ", "$text-muted")
+
 
 class TourPanel(Widget, can_focus=True):
     """Displays a page above the prompt and forwards its keys. Text that does not fit scrolls."""
@@ -30,10 +32,14 @@ class TourPanel(Widget, can_focus=True):
     marks: Marks = UNICODE
 
     def __init__(
-        self, turn_page: Callable[[int], None], play: Callable[[], None], leave: Callable[[bool], None]
+        self,
+        turn_page: Callable[[int], None],
+        play: Callable[[], None],
+        leave: Callable[[bool], None],
+        resized: Callable[[], None],
     ) -> None:
         super().__init__(id="tour")
-        self._turn_page, self._play, self._leave = turn_page, play, leave
+        self._turn_page, self._play, self._leave, self._resized = turn_page, play, leave, resized
         self._first = 0  # the first visible line of the text
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -46,17 +52,28 @@ class TourPanel(Widget, can_focus=True):
         last = max(len(lines) - room, 0)
         self._first = min(self._first, last)
         more = (f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted")
-        keys = Content.assemble(*more, self.keys) if self._first < last else self.keys
+        reached = self.keys if self.has_focus else Content.assemble(_ELSEWHERE, self.keys)
+        keys = Content.assemble(*more, reached) if self._first < last else reached
         return Content("\n").join([*lines[self._first : self._first + room], keys.truncate(width)])
 
     def say(self, text: Content, keys: Content, *, end: bool) -> None:
         """Show a page. `end`: scroll to its end, where the new text is."""
-        self._first = len(text) if end else 0
+        if text.plain != self.text.plain:
+            self._first = len(text) if end else 0
         self.text, self.keys = text, keys
 
     def action_scroll_by(self, lines: int) -> None:
         self._first = max(self._first + lines, 0)
         self.refresh()
+
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._resized()
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()

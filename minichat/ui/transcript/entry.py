@@ -312,5 +312,5 @@ class Entry:
             parts.append(f"for {thought.seconds:.0f} s,")
         words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
         parts.append(f"{words} words" if words else f"{len(self.message.reasoning):,} characters")
-        parts.append(" Enter to hide" if unfolded else " Enter to show")
+        parts.append(f" {self._canvas.unfolds} to {'hide' if unfolded else 'show'}")
         return Row((Fragment(clip(" ".join(parts), self._canvas.width, glyphs.cut), _THOUGHT),))

@@ -73,12 +73,15 @@ class View:
             entry.resize()
         self._heights = Heights(entry.height for entry in self.entries)
 
-    def offer_retries(self, words: str) -> bool:
-        """Set how failed replies offer a retry; empty: not at all. Return whether a message changed."""
+    def name_keys(self, unfolds: str, words: str) -> bool:
+        """Set the key that shows reasoning, and how failed replies offer a retry; empty: not at all.
+
+        Return whether a message changed.
+        """
         changed = [
             entry for entry in self.entries if entry.message.retriable and self.canvas.retries != words
         ]
-        self.canvas.retries = words
+        self.canvas.unfolds, self.canvas.retries = unfolds, words
         for entry in changed:
             self.changed(entry)
         return bool(changed)

@@ -91,9 +91,9 @@ class Transcript(ScrollView, can_focus=True):
             self._greeting = greeting
             self.refresh()
 
-    def offer_retries(self, words: str) -> None:
-        """Set how failed replies offer a retry; empty: not at all."""
-        if self._view.offer_retries(words):
+    def name_keys(self, unfolds: str, retries: str) -> None:
+        """Set the key that shows reasoning, and how failed replies offer a retry; empty: not at all."""
+        if self._view.name_keys(unfolds, retries):
             self._window.stay(self._window.top)
 
     def prepend(self, messages: Sequence[Message]) -> None:

@@ -44,6 +44,41 @@ async def test_another_model_brings_other_examples(bench: Callable[..., Any]) ->
 
 
 @run
+async def test_the_key_that_sends_and_shows_reasoning_is_named(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"prompt.send" = "alt+enter"\n"prompt.newline" = "enter"\n')
+    async with bench() as it:
+        await it.until(lambda: "press Up, then Alt+Enter." in it.screen_text())
+        await it.pilot.press("up", "alt+enter")
+        await it.until(lambda: it.replies)
+        await it.answered(it.replies[0], "<think>hm</think>yes")
+        await it.until(lambda: "Alt+Enter to show" in it.screen_text())
+        await it.pilot.press("alt+enter")
+        await it.until(lambda: "Alt+Enter to hide" in it.screen_text())
+
+
+@run
+async def test_the_key_that_stops_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"reply.stop" = "f11"\n')
+    async with bench() as it:
+        reply = await it.say("hello")
+        it.main.prompt.put("more")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("Press F11 to stop" in each for each in it.notices()))
+        it.main.prompt.put("")
+        await it.answered(reply)
+        await it.pilot.press("alt+e")
+        await it.until(lambda: "F11 cancel" in it.screen_text())
+        await it.pilot.press("f11")
+        await it.until(lambda: "cancel" not in it.screen_text())
+
+
+@run
 async def test_up_selects_an_example_and_enter_sends_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())

@@ -251,7 +251,7 @@ async def test_help_lists_the_current_keys(bench: Callable[..., Any], tmp_path: 
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(
-        '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n'
+        '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f9"\n'
         '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n'
     )
     async with bench((75, 160)) as it:
@@ -262,7 +262,7 @@ async def test_help_lists_the_current_keys(bench: Callable[..., Any], tmp_path: 
             "F7 menu of the message",
             "^Up ^Down previous or next message",
             "^T c l map: order, color by, letters",
-            "Stepping through tokens (F6, or the message menu)",
+            "Stepping through tokens (F9, or the message menu)",
             "Alt+1 F11 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9",
             "v 2 3 4 5 6 maximize a pane, or show all",
             "Shift+Left Shift+Right K Shift+Down",

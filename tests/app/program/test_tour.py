@@ -123,6 +123,31 @@ async def test_forward_back_and_quit(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_it_says_where_the_engine_is_shown_now_and_who_has_the_keys(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter")
+        shows = lambda words: words in " ".join(it.screen_text().split())  # noqa: E731
+        assert shows(
+            "Look at the monitor: the request waits, prefills its prompt, decodes, and fills blocks."
+        )
+        assert shows("Enter play b back")
+        await it.pilot.press("f3")  # the drawer takes the place of the monitor
+        await it.until(
+            lambda: shows("Look at the line above: the request waits (W), prefills its prompt (P)")
+        )
+        await it.pilot.press("escape")  # the prompt has the keys
+        await it.until(lambda: shows("Look at the monitor") and shows("Shift+Tab for Enter play b back"))
+        await it.pilot.press("shift+tab")
+        await it.until(lambda: not shows("Shift+Tab"))
+        await it.pilot.press("b")
+        await it.until(lambda: shows("A tour of the engine"))
+        await it.pilot.press("enter")
+        await it.pilot.resize_terminal(80, 24)
+        await it.until(lambda: shows("Look at the line above"))
+
+
+@run
 async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
     async with bench((120, 40), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))

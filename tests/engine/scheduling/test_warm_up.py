@@ -11,7 +11,7 @@ from engine.api.events import AdapterChanged, BlocksSent, Event, Finished, TierP
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.wire import encode_snapshot
-from engine.execution.protocol import StepKind
+from engine.execution.protocol import RARE, StepKind
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
 from engine.speculation.gain import Prices
@@ -248,6 +248,7 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     for step in steps:
         assert step.single == len(step.rows) or (step.single > 0, (step.tokens - 1).bit_length()) in sizes
     assert compiled >= {kind for kind in (*USUAL, *FILTERED) if kind.long}
+    assert {(kind.rows, kind.sampling) for kind in compiled if kind.sampling} == {*product((0, 1), RARE)}
     while not warm_up.over:
         warm_up.step()
     assert {*engine.runner.compiled} >= {*USUAL, *FILTERED}

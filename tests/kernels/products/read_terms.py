@@ -59,11 +59,11 @@ def drawn(*shape: int, seed: int, like: torch.dtype, device: str) -> Tensor:
 
 
 def product_and_terms(
-    dtype: torch.dtype, modules: Sequence[int], rank: int, inputs: int, device: str, small: bool
-) -> dict[str, Tensor]:
+    dtype: torch.dtype, modules: Sequence[int], rank: int, inputs: int, device: str, at_once: int | None
+) -> dict[str, Tensor] | None:
     """A product and its terms in one launch, the second of two, and the same in several.
 
-    `small`: cut as larger ones are.
+    `at_once`: programs of the GPU, with turns as short as cut the inputs of small products. None: see engine.
     """
     from engine.kernels.triton.gemm import gemm_with_terms, low_rank
     from engine.kernels.triton.gemm.row_terms import RowAdapters
@@ -76,13 +76,14 @@ def product_and_terms(
     alone = skinny_gemm(x, weight, cut)
     table, places, summed = adapted(modules, RANKS | {2: rank}, x, torch.zeros_like(alone), wide=2)
     own = RowAdapters(table.numbers, places, table.layout.rank, tuple(modules), 1, dtype)
-    assert gemm_with_terms.fits(x, len(weight), own)
     with ExitStack() as patches:
-        if small:
+        if at_once is not None:
             patches.enter_context(patch.object(low_rank, "_BYTES", 2**11))
-            patches.enter_context(patch.object(gemm_with_terms, "_AT_ONCE", 16))
+            patches.enter_context(patch.multiple(gemm_with_terms, AT_ONCE=at_once, LONG=0))
         gemm_with_terms.gemm_with_terms(x, weight, cut, own)
         found = gemm_with_terms.gemm_with_terms(x, weight, cut, own)
+    if found is None:
+        return None
     return {"parts": found, "alone": alone, "terms": summed[0], "counters": table.numbers[0, :, 5:]}
 
 

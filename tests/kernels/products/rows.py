@@ -78,7 +78,7 @@ def launched(shape: Shape, w: dict[str, Any], x: Tensor, *, pdl: bool = False) -
 
     gates = {"silu": {}, "clamped": {"alternating": True, "alpha": 1.7, "limit": 0.5}}
     gate = Gate(**gates.get(shape.gate, {"squared": True}))
-    cut = one_row.RowTiling(shape.turns, stages=2) if shape.turns else None
+    cut = one_row.RowTiling(shape.turns, warps=4, stages=2) if shape.turns else None
     with torch.inference_mode():
         logits, normed = one_row.norm_router(x, w["norm"], 1e-5, w["router"], w["logit_bias"], pdl=pdl)
         scores = one_row.Scores(logits, routing(shape), w["choice_bias"])

@@ -24,7 +24,7 @@ def test_one_row(kernels: Interpreted, name: str) -> None:
         normed, F.rms_norm(w["x"], (shape.hidden,), w["norm"], 1e-5), rtol=2e-3, atol=2e-3
     )
     wanted, wanted_logits, ids = expected(shape, w, w["x"], normed)
-    torch.testing.assert_close(logits, wanted_logits[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, wanted_logits.expand_as(logits), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.float(), wanted, rtol=4e-3, atol=4e-3)
     assert act.shape == (shape.chosen * shape.width + shape.shared,)
     assert torch.equal(counts, w["counts"] + torch.bincount(ids, minlength=shape.experts))
@@ -61,6 +61,15 @@ def test_which_rows_have_these_kernels() -> None:
     assert not takes_row(up, down.expand(2, -1, -1, -1).flatten(0, 1), Routing(8))
     mixtral = torch.empty(8, 2 * 14336, 4096, device="meta"), torch.empty(8, 4096, 14336, device="meta")
     assert not takes_row(*mixtral, Routing(2))
+
+
+def test_a_row_of_gate_and_up_fits_in_the_registers_of_its_warps() -> None:
+    from engine.kernels.triton.experts.one_row import RowTiling, gate_up_tiling
+
+    shapes = ((8 * 768, 2048), (8 * 1408, 2048), (4 * 2880, 2880), (8 * 1536, 4096), (8 * 2048, 7168))
+    assert [gate_up_tiling(*each) for each in shapes] == [
+        RowTiling(3, 1, 2), RowTiling(5, 1, 2), RowTiling(11, 2, 3), RowTiling(12, 2, 3), RowTiling(31, 4, 3),
+    ]  # fmt: skip
 
 
 LARGE = {

@@ -146,46 +146,42 @@ def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdap
         return LaunchedAdapters(table, torch.empty(rows, dtype=torch.int64))
 
 
-@pytest.fixture(params=[True, False], ids=["one launch", "two"])
-def one_launch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a product of a few rows is in one launch with all that adapters add to it."""
-    monkeypatch.setattr("engine.models.adapters.launched.ONE_LAUNCH", request.param)
-    return bool(request.param)
-
-
 @pytest.mark.parametrize("products", [1, 4])
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_adapters_by_kernels_are_added_around_products_in_the_chain(
-    rows: int, products: int, *, one_launch: bool
-) -> None:
+def test_adapters_by_kernels_are_added_around_products_in_the_chain(rows: int, products: int) -> None:
     """And only around products that an adapter has. Each kernel starts early."""
     found = run_changed(rows, lambda *_: None, adapters=launched(rows, products))
     layers, joined = len(QWEN.layers), rows <= 8  # a few rows are multiplied in one launch
-    whole = joined and one_launch
-    first = "_gemm_with_terms" if whole else "_skinny_gemm_shrink" if joined else "_shrink"
     assert found.fused.plain == {}
-    assert found.names.count(first) == products * layers
-    assert found.names.count("_expand_swiglu") == (layers if products == 4 and not whole else 0)
+    assert found.names.count("_skinny_gemm_shrink" if joined else "_shrink") == products * layers
+    assert found.names.count("_expand_swiglu") == (layers if products == 4 else 0)
     assert all(map(starts_early, (line for line in found.record.lines if line.startswith("_"))))
-    firsts = [at for at, name in enumerate(found.names) if name == first]
-    ends = [found.names[at + (1 if joined else 2)] for at in firsts]  # else the product is in between
+    shrinks = [at for at, name in enumerate(found.names) if name.endswith("_shrink")]
+    ends = [found.names[at + (1 if joined else 2)] for at in shrinks]  # else the product is in between
     readers = (
-        ["_rope_and_cache", "_norm", "_swiglu" if whole else "_expand_swiglu", "_norm"]
+        ["_rope_and_cache", "_norm", "_expand_swiglu", "_norm"]
         if joined
         else ["_expand"] * 2 + ["_expand_swiglu", "_expand"]
     )
     assert ends == readers[:products] * layers
 
 
+@pytest.mark.parametrize("one_launch", [True, False])
 @pytest.mark.parametrize("rows", [2, 8])
-def test_adapters_of_few_rows_take_no_launch_of_their_own(rows: int, *, one_launch: bool) -> None:
+def test_adapters_of_few_rows_take_no_launch_of_their_own(
+    rows: int, monkeypatch: pytest.MonkeyPatch, *, one_launch: bool
+) -> None:
     """With large weights, none of these products is fused without adapters."""
+    monkeypatch.setattr("engine.models.adapters.launched.ONE_LAUNCH", one_launch)
     usual = run_changed(rows, lambda *_: None, LLAMA)
     found = run_changed(rows, lambda *_: None, LLAMA, launched(rows, 4, LLAMA))
-    same = {"_skinny_gemm_shrink": "_skinny_gemm", "_expand_swiglu": "_swiglu"}
-    if one_launch:
-        same = {"_gemm_with_terms": "_skinny_gemm"}
+    same = {
+        **dict.fromkeys(("_gemm_with_terms", "_skinny_gemm_shrink"), "_skinny_gemm"),
+        "_expand_swiglu": "_swiglu",
+    }
     assert [same.get(name, name) for name in found.names] == usual.names
+    # Of queries, keys and values, and of gate and up. The kernels of norms add the terms of the two others.
+    assert found.names.count("_gemm_with_terms") == (2 * len(LLAMA.layers) if one_launch else 0)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -253,9 +249,10 @@ def test_a_product_is_added_once_and_none_is_lost() -> None:
     ],
 )
 def test_a_block_with_another_arrangement_runs_in_torch(
-    rows: int, changes: dict[str, Any], name: str
+    rows: int, changes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the cache and attention have kernels there."""
+    monkeypatch.setattr("engine.kernels.switches.NORMED_TERMS", False)
     found = run_changed(rows, lambda *_: None, replace(QWEN, **changes))
     blocks = len(QWEN.layers)
     assert found.fused.plain == {name: blocks}
@@ -274,6 +271,7 @@ def test_parts_with_other_rotations_or_norms_run_in_torch(monkeypatch: pytest.Mo
     """An interleaved or partial rotation, a norm of queries other than RMS norm, an activation."""
     partial = replace(QWEN, family="phi3", qk_norm=False, rope=RopeSpec(theta=1e4, share=0.75))
     assert run_changed(8, lambda *_: None, partial).fused.plain == {"GroupedAttention": len(QWEN.layers)}
+    monkeypatch.setattr("engine.kernels.switches.GELU", False)
     gemma = replace(QWEN, family="gemma", qk_norm=False, activation="gelu_tanh")
     assert run_changed(8, lambda *_: None, gemma).fused.plain == {"GatedMLP": len(QWEN.layers)}
     monkeypatch.setattr("engine.kernels.switches.GELU", True)

@@ -14,6 +14,8 @@ from engine.api.params import SPECULATION
 from engine.cache_plan import block_size_with
 from engine.execution.runner import ModelRunner
 from engine.kv.store import KVStore
+from engine.models.config_json import read_config
+from engine.models.decoder import block
 from engine.serving.engine import Engine
 from tests.cases import soak
 from tests.examples import TIMES
@@ -179,7 +181,6 @@ def test_a_resize_keeps_states(hybrid: Path) -> None:
         ({"kv_window": 64}, "kv_window is not available: some layers of this model keep a recurrent state"),
         ({"kv_budget": 128}, "kv_budget is not available: some layers of this model keep a recurrent state"),
         ({"exit_layer": 1}, "exit_layer: .* keeps a recurrent state, which drafts would change"),
-        ({"tp": 4}, "key heads of linear attention cannot be split into 4 equal shares"),
     ],
     ids=lambda case: "",
 )
@@ -188,6 +189,16 @@ def test_what_states_cannot_do_is_refused_by_name(
 ) -> None:
     with pytest.raises(BadInput, match=message):
         engine_on(qwen3_next, **config)
+
+
+def test_heads_that_cannot_be_split_are_named(qwen3_next: Path) -> None:
+    """Without starting ranks, each of which would find this."""
+    config = read_config(qwen3_next)
+    with (
+        torch.device("meta"),
+        pytest.raises(BadInput, match="2 key heads of linear attention cannot be split into 4 equal shares"),
+    ):
+        block(config, 0, torch.float32, 4)
 
 
 def test_a_draft_model_with_states_is_refused_by_name(llama: Path, hybrid: Path) -> None:

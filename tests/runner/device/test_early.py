@@ -168,7 +168,7 @@ def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, proble
     precompile = pytest.importorskip("engine.kernels.triton.precompile", reason="no Triton here")
     from engine import assembly
 
-    def fails(*given: object) -> None:
+    def fails(*given: object, alone: bool) -> None:
         raise problem
 
     def loads(*given: object) -> None:

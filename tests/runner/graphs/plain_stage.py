@@ -66,6 +66,7 @@ class PlainStage:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
+        self.vocab = runner.model.config.vocab
         self.adapters: AdapterBank | None = runner.adapters
         self.adapted: list[int] = []  # the size of each forward with adapters
         self.sizes: list[int] = []  # of each forward of decodes

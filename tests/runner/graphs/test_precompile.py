@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.arrivals import Wait
-from engine.execution.protocol import Compilation, StepKind
+from engine.execution.protocol import RARE, Compilation, StepKind
 from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.execution.sampling_state import SamplingState
@@ -144,6 +144,23 @@ def test_kinds_compiled_ahead_are_not_rehearsed_again(llama: Path, staged: tuple
         drain(engine)
         assert output.reply == alone(llama, PROMPT[:length]).reply
     assert stage.rehearsed == [7, 8, 1, 1, 41]  # the steps of one row decode
+
+
+def test_rarer_kinds_of_sampling_are_compiled_ahead(staged: tuple[Engine, Stage]) -> None:
+    engine, stage = staged
+    found = list[set[str]]()
+    sample = stage.sample
+
+    def noted(logits: Tensor, fields: Mapping[str, Tensor], *rest: Any) -> tuple[Tensor, ...]:
+        found.append({*fields} | ({"seen"} if rest[-1] is not None else set()))
+        sample(logits, fields, *rest)
+        return tuple(torch.zeros(1) for _ in range(4)) if "asked" in fields else ()
+
+    stage.sample = noted  # type: ignore[method-assign]
+    engine.runner.start_compiling([StepKind(0, 7, sampling=each) for each in RARE])
+    usual = {"tokens", "slots", "columns"}
+    assert found == [usual | {"asked", "seen"}, usual | {"bias_at", "biases"}]
+    assert stage.rehearsed == [7, 7]
 
 
 def test_copies_of_blocks_are_compiled_ahead(staged: tuple[Engine, Stage]) -> None:

@@ -192,8 +192,8 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
         copy([(0, 0), (2, 2)])  # no neighbors, which are gathered
     assert asked[False] == []
     assert len(ahead) > 5
-    rare = {"_penalize", "_note", "_bias", "_of_chunk", "_of_row"}  # compiled in steps of their own
-    assert {*asked[True][len(ahead) :]} - ahead == rare
+    assert ahead >= {"_penalize", "_note", "_bias", "_of_chunk", "_of_row"}
+    assert {*asked[True]} == ahead
 
 
 def test_graphs_of_the_warm_up_give_the_same_replies(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[str]]:
     from engine import kernels
     from engine.kernels.triton import precompile
 
-    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration: None)
+    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration, alone: None)
     asked: dict[bool, list[str]] = {True: [], False: []}
     monkeypatch.setattr(
         knobs.runtime,

@@ -25,6 +25,7 @@ from engine.kv.store import KVLayer
 ROWS = gl.constexpr(64)  # of a group of warps: heads of tokens, as in paged.py
 WIDE = gl.constexpr(64)  # numbers of a key or value that one request of TMA loads
 FOR_LOADS, FOR_ALL = gl.constexpr(24), 168  # registers of a thread that loads, and of all on average
+OF_KEYS, OF_QUERIES = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(128, 16, 4)  # what TMA writes
 
 
 @gluon.jit
@@ -368,14 +369,13 @@ def attend_prompts(
     if work.spans is not None:
         box = tile.keys
         keys, values = (each.base for each in gather(layer, tables, work.spans, box, q.dtype))
-    layout = gl.NVMMASharedLayout(128, 16, 2)
     boxes = [
-        TensorDescriptor.from_tensor(each.view(-1, spec.kv_heads * dim), [box, WIDE.value], layout)
+        TensorDescriptor.from_tensor(each.view(-1, spec.kv_heads * dim), [box, WIDE.value], OF_KEYS)
         for each in (keys, values)
     ]
     queries = TensorDescriptor(
         q, [len(q), spec.kv_heads, group, dim], [q.stride(0), group * q.stride(1), q.stride(1), 1],
-        [ROWS.value // tile.padded, 1, tile.padded, WIDE.value], gl.NVMMASharedLayout(128, 16, 4),
+        [ROWS.value // tile.padded, 1, tile.padded, WIDE.value], OF_QUERIES,
     )  # fmt: skip
     count = spec.kv_heads * len(work.items)
     programs = count if each else min(tile.programs, count)

@@ -16,7 +16,7 @@ LONG = 2048  # context length from which the masked corner of a tall tile is rel
 # take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
 GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
-SPECIALIZED = False  # prompts on Hopper by specialized.py
+SPECIALIZED = 2**26  # prompts on Hopper with so many scores, over all heads, use specialized.py
 # Over latents: shared memory for tiles of four times NARROW; the most pieces that a context is split into if
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.
@@ -178,14 +178,17 @@ def for_gathered(
     return Tile(64 // padded, padded, keys, 4, stages, 264, pdl=False, ahead=True)
 
 
-def for_prompts(spec: LayerSpec, counts: np.ndarray, gpu: GpuLimits, block_size: int) -> Tile | None:
+def for_prompts(
+    spec: LayerSpec, counts: np.ndarray, contexts: np.ndarray, gpu: GpuLimits, block_size: int
+) -> Tile | None:
     """Return the tile for chunks in 16 bits if some warps are to load and others to attend, or None."""
     padded = power(spec.heads // spec.kv_heads)
     plain = not (spec.reach or spec.slopes or spec.softcap or spec.sinks)
     fits = spec.key_dim == spec.value_dim == 128 and padded <= 64 and plain
-    if not (SPECIALIZED and gpu.hoppers and fits and block_size >= 16 and power(block_size) == block_size):
+    if not (gpu.hoppers and fits and block_size >= 16 and power(block_size) == block_size):
         return None
-    if counts.mean() * padded < 128:
+    scores = (counts * (contexts - counts / 2)).sum() * spec.heads
+    if scores < SPECIALIZED or counts.mean() * padded < 128:
         return None
     return Tile(128 // padded, padded, 128, 4, 2, gpu.hoppers, pdl=False, ahead=True, specialized=True)
 

@@ -17,15 +17,18 @@ TAKEN = tl.constexpr(-(2**31))  # below any score
 def scored(
     logits, choice_bias,
     EXPERTS: tl.constexpr, PIECES: tl.constexpr, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What experts are chosen by, as integers in the same order; the maximum and the sum of a softmax."""
+    """What experts are chosen by, as integers in the same order; the maximum and the sum of a softmax.
+
+    `EARLY`: before the kernel waits, so past the L1 cache.
+    """
     lane = tl.arange(0, 32)
     raw = ()
     top = tl.full([32], float("-inf"), tl.float32)
     for piece in tl.static_range(PIECES):
         at = piece * 32 + lane
-        # Volatile: past the L1 cache.
-        logit = tl.load(logits + at, mask=at < EXPERTS, other=float("-inf"), volatile=True)
+        logit = tl.load(logits + at, mask=at < EXPERTS, other=float("-inf"), volatile=EARLY)
         raw += (logit,)
         top = tl.maximum(top, logit)
     highest = 0.0

@@ -25,7 +25,8 @@ from engine.kernels.triton.norm.norm import norm_scaled
 
 MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
-PROGRAMS = 528  # of both products: four on each SM of a Hopper
+WARPS = 2112  # of gate and up: 16 on each SM of a Hopper
+COPIES = 32  # of the scores, which thousands of warps read at once: a line of the L2 cache serves one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +34,22 @@ class RowTiling:
     """How a product is split into programs."""
 
     turns: int  # per program, of one output each
-    warps: int = 4
-    stages: int = 4  # turns whose weights are in flight
+    warps: int
+    stages: int  # turns whose weights are in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """A row's logits, and how experts are chosen by them."""
 
-    logits: Tensor  # [experts] in float32
+    logits: Tensor  # [copies, experts] in float32, all the same
     how: Routing
     choice_bias: Tensor | None = None  # takes part in the choice, but not in the weights
 
     def constants(self) -> dict[str, int | float | bool]:
-        experts, how = len(self.logits), self.how
+        (copies, experts), how = self.logits.shape, self.how
         return {
-            "EXPERTS": experts, "PIECES": triton.cdiv(experts, 32), "CHOSEN": how.chosen,
+            "COPIES": copies, "EXPERTS": experts, "PIECES": triton.cdiv(experts, 32), "CHOSEN": how.chosen,
             "SIGMOID": how.sigmoid, "CHOICE_BIAS": self.choice_bias is not None,
             "NORMALIZED": how.normalized, "SCALING": how.scaling,
         }  # fmt: skip
@@ -57,7 +58,8 @@ class Scores:
 @triton.jit
 def _norm_router(
     logits, normed, x, norm_weight, weight, bias, eps,
-    INPUTS: tl.constexpr, PADDED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    INPUTS: tl.constexpr, PADDED: tl.constexpr, COPIES: tl.constexpr, BIASED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,7 +76,7 @@ def _norm_router(
     logit = tl.sum(w * result.to(tl.float32), 0)
     if BIASED:
         logit += tl.load(bias + expert)
-    tl.store(logits + expert, logit)
+    tl.store(logits + tl.arange(0, COPIES) * tl.num_programs(0) + expert, logit)
     if expert == 0:
         tl.store(normed + at, result, mask=there)
 
@@ -82,13 +84,17 @@ def _norm_router(
 def norm_router(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return logits [experts] and the normed row [1, inputs]. `weight` and `bias` in float32."""
+    """Return copies of the logits [copies, experts], and the normed row [1, inputs].
+
+    `weight` and `bias` in float32.
+    """
     inputs, experts = x.shape[1], len(weight)
-    logits = torch.empty(experts, dtype=torch.float32, device=x.device)
+    logits = torch.empty(COPIES, experts, dtype=torch.float32, device=x.device)
     normed = torch.empty_like(x)
     _norm_router[(experts,)](
         logits, normed, x, norm_weight, weight, bias, eps,
-        INPUTS=inputs, PADDED=power(inputs), BIASED=bias is not None, PDL=pdl, num_warps=4, **launch(pdl),
+        INPUTS=inputs, PADDED=power(inputs), COPIES=COPIES, BIASED=bias is not None, PDL=pdl, num_warps=4,
+        **launch(pdl),
     )  # fmt: skip
     return logits, normed
 
@@ -104,9 +110,9 @@ def _routed_gate_up(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, UP: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
-    EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
-    CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
+    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -115,7 +121,8 @@ def _routed_gate_up(
     dtype = out.dtype.element_ty
     ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
     if slot < CHOSEN:
-        keys, _, _ = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS)
+        own_logits = logits + tl.program_id(0) % COPIES * EXPERTS
+        keys, _, _ = scored(own_logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS, False)
         expert = slot
         for nth in tl.static_range(CHOSEN):
             found, keys = taken(keys, PIECES)
@@ -184,7 +191,7 @@ def routed_gate_up(
     width, inputs, chosen = gate.width(weight.shape[1]), x.shape[1], scores.how.chosen
     beside = 0 if shared is None else gate.width(len(shared))
     slots = chosen + triton.cdiv(beside, width)
-    turns = (cut := cut or gate_up_tiling(width * slots)).turns
+    turns = (cut := cut or gate_up_tiling(width * slots, inputs)).turns
     out = torch.empty(chosen * width + beside, dtype=x.dtype, device=x.device)
     first, rest = pieces(inputs)
     _routed_gate_up[(triton.cdiv(width, turns), slots)](
@@ -223,15 +230,16 @@ def _routed_down(
     out, act, weight, bias, shared, logits, choice_bias, residual,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, TURNS: tl.constexpr, SLOTS: tl.constexpr,
-    BIASED: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
-    SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr,
+    CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr,
+    SCALING: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     slot = tl.arange(0, SLOTS)
     used = slot < CHOSEN
-    keys, highest, total = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS)
+    logits += tl.program_id(0) % COPIES * EXPERTS
+    keys, highest, total = scored(logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS, True)
     expert = tl.zeros([SLOTS], tl.int32)
     for nth in tl.static_range(CHOSEN):
         found, keys = taken(keys, PIECES)
@@ -319,14 +327,15 @@ def pieces(width: int) -> tuple[int, int]:
     return first, power(width - first) if width > first else 0
 
 
-def gate_up_tiling(outputs: int) -> RowTiling:
-    """`outputs`: of all chosen experts."""
-    return RowTiling(max(1, round(outputs / PROGRAMS)))
+def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
+    """`outputs`: of all chosen experts. A single warp waits for no other, and has room for 2,048 inputs."""
+    warps = power(triton.cdiv(inputs, 2048))
+    return RowTiling(max(1, round(outputs * warps / WARPS)), warps, stages=2 if warps == 1 else 3)
 
 
 def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
     outputs, inputs = weight.shape[1:]
     held = power(chosen) * sum(pieces(inputs)) + (power(beside) if beside else 0)
     wide = held > 8192
-    turns = max(1, round(outputs / (PROGRAMS // 2 if wide else PROGRAMS)))
+    turns = max(1, round(outputs / (264 if wide else 528)))
     return RowTiling(turns, warps=8 if wide else 4, stages=3 if held * weight.itemsize <= 2**15 else 2)

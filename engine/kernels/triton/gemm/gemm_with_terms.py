@@ -26,31 +26,37 @@ from engine.kernels.triton.gemm.low_rank import (
     shrunk,
 )
 from engine.kernels.triton.gemm.row_terms import FIELDS, MOST_RANKS, RowAdapters
-from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, NARROW, ProductTiling, multiplied_rows
+from engine.kernels.triton.gemm.skinny_gemm import (
+    ENOUGH,
+    NARROW,
+    SMALL,
+    ProductTiling,
+    multiplied_rows,
+)
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.swiglu import KINDS
 
 # Two counters of a launch, in fields of a product's first module that are not used: the programs that have
 # begun and ended. They are 0 between launches.
 BEGUN, ENDED = tl.constexpr(5), tl.constexpr(6)
-_AT_ONCE = 2 * ENOUGH  # programs that run at the same time
-_WIDE = 128  # outputs per turn
-_REGISTERS = 112  # leaves room for the next kernel
+LONG = 3 * SMALL  # numbers of a weight; reading fewer takes less time than the terms, one after the other
+AT_ONCE = 2 * ENOUGH  # programs that run at the same time
+_WIDE = 128  # outputs per program of the terms
+_REGISTERS = 168  # leaves room for the next kernel; numbers that do not fit in them cost microseconds
 
 
 @triton.jit
 def _terms(
     out, narrow, table, rows, table_stride, row, place, adapter, current, program,
     OUTPUTS: tl.constexpr, MODULES: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    GROUP: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, ALIGNED: tl.constexpr, KIND: tl.constexpr,
-    AHEAD: tl.constexpr,
+    GROUP: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr, KIND: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """What adapters add to some outputs of a module, once the programs of `down` have ended."""
     nth = program * 0
     share = program
     begin = program * 0
     for each in tl.static_range(MODULES):
-        count = tl.cdiv(tl.load(table + each * FIELDS + 4).to(tl.int32), WIDE * TURNS)
+        count = tl.cdiv(tl.load(table + each * FIELDS + 4).to(tl.int32), WIDE)
         mine = (program >= begin) & (program < begin + count)
         nth = tl.where(mine, each, nth)
         share = tl.where(mine, program - begin, share)
@@ -59,31 +65,21 @@ def _terms(
     first = tl.multiple_of(tl.load(module + 3).to(tl.int32), ALIGNED)
     outputs = tl.multiple_of(tl.load(module + 4).to(tl.int32), ALIGNED)
     up, rank = matrices(module, adapter, table_stride, 1)
-    output = share * (WIDE * TURNS) + tl.arange(0, WIDE)
-    w = rows_of(up, 0, rank, output, outputs, RANK, GROUP, KIND)
-    to = out + row.to(tl.int64)[:, None] * OUTPUTS + first
+    output = share * WIDE + tl.arange(0, WIDE)
+    w = rows_of(up, 0, rank, output, outputs, RANK, GROUP, KIND)  # while others multiply by `down`
     while tl.atomic_add(table + ENDED, 0, sem="acquire") < AHEAD:
         pass
     of_rows = (row.to(tl.int64) * MODULES + nth) * RANK
     stride = rows * MODULES * RANK
-    v = own(narrow, of_rows, stride, place, adapter, PARTS, RANK, GROUP, KIND)
-    for turn in range(TURNS):
-        after = w
-        if TURNS > 1:
-            left = tl.where(turn + 1 < TURNS, rank, 0)
-            after = rows_of(up, 0, left, output + WIDE, outputs, RANK, GROUP, KIND)
-        total = tl.dot(v, w, tl.zeros([row.shape[0], WIDE], tl.float32), input_precision="ieee")
-        others, coming = group(place, current, RANK, GROUP)
-        while tl.min(others, 0) < NONE:
-            more, deep = matrices(module, others, table_stride, 1)
-            u = rows_of(more, 0, deep, output, outputs, RANK, GROUP, KIND)
-            made = own(narrow, of_rows, stride, place, others, PARTS, RANK, GROUP, KIND)
-            total = tl.dot(made, u, total, input_precision="ieee")
-            others, coming = group(place, coming, RANK, GROUP)
-        there = (row < rows)[:, None] & (output < outputs)[None, :]
-        tl.store(to + output[None, :], total, mask=there)
-        output += WIDE
-        w = after
+    total = tl.zeros([row.shape[0], WIDE], tl.float32)
+    while tl.min(adapter, 0) < NONE:
+        v = own(narrow, of_rows, stride, place, adapter, PARTS, RANK, GROUP, KIND)
+        total = tl.dot(v, w, total, input_precision="ieee")
+        adapter, current = group(place, current, RANK, GROUP)
+        up, rank = matrices(module, adapter, table_stride, 1)
+        w = rows_of(up, 0, rank, output, outputs, RANK, GROUP, KIND)
+    to = out + row.to(tl.int64)[:, None] * OUTPUTS + (first + output)[None, :]
+    tl.store(to, total, mask=(row < rows)[:, None] & (output < outputs)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride"])
@@ -93,7 +89,7 @@ def _gemm_with_terms(
     WEIGHT_STAGES: tl.constexpr, AHEAD: tl.constexpr, BEHIND: tl.constexpr, PARTS: tl.constexpr,
     MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
-    TURNS: tl.constexpr, ALIGNED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+    ALIGNED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -119,7 +115,7 @@ def _gemm_with_terms(
             _terms(
                 out + (rows * WEIGHT_PARTS).to(tl.int64) * OUTPUTS, narrow, table, rows, table_stride,
                 row, place, adapter, current, nth - AHEAD,
-                OUTPUTS, MODULES, PARTS, RANK, GROUP, WIDE, TURNS, ALIGNED, KIND, AHEAD,
+                OUTPUTS, MODULES, PARTS, RANK, GROUP, WIDE, ALIGNED, KIND, AHEAD,
             )  # fmt: skip
         tl.debug_barrier()  # every thread has written
         ended = tl.atomic_add(table + ENDED, 1, sem="release").to(tl.int32)
@@ -128,35 +124,30 @@ def _gemm_with_terms(
             tl.store(table + ENDED, 0)
 
 
-def fits(x: Tensor, outputs: int, adapters: RowAdapters) -> bool:
-    """Whether `gemm_with_terms` supports these rows and adapters, whose modules must have all outputs."""
-    return (
-        len(x) <= NARROW
-        and adapters.rank <= MOST_RANKS
-        and x.dtype is adapters.dtype
-        and x.itemsize == 2
-        and sum(adapters.outputs) == outputs
-    )
-
-
 def gemm_with_terms(
     x: Tensor, weight: Tensor, cut: ProductTiling, adapters: RowAdapters, *, pdl: bool = False
-) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs] in float32, with the terms as the last part."""
+) -> Tensor | None:
+    """[rows, inputs] -> [parts, rows, outputs] in float32, with the terms as the last part.
+
+    None: not supported, or the product would end before its terms.
+    """
     rows, outputs = len(x), len(weight)
+    if rows > NARROW or adapters.rank > MOST_RANKS or not x.dtype is weight.dtype is adapters.dtype:
+        return None
+    if x.itemsize != 2 or sum(adapters.outputs) != outputs or weight.numel() < LONG:
+        return None
     programs = triton.cdiv(outputs, cut.outputs) * cut.parts
-    beside = _AT_ONCE - programs % _AT_ONCE  # others that run at the same time
+    beside = AT_ONCE - programs % AT_ONCE  # others that run at the same time
     how, parts = shrinking(x, adapters, max(8, beside))
-    ahead = parts * how["MODULES"]
-    free = beside if programs > _AT_ONCE else beside - ahead
-    turns = triton.cdiv(sum(triton.cdiv(each, _WIDE) for each in adapters.outputs), max(8, free))
-    behind = sum(triton.cdiv(each, _WIDE * turns) for each in adapters.outputs)
+    ahead, behind = parts * how["MODULES"], sum(triton.cdiv(each, _WIDE) for each in adapters.outputs)
+    if programs <= AT_ONCE and ahead + behind > beside:
+        return None
     out = torch.empty(cut.parts + 1, rows, outputs, dtype=torch.float32, device=x.device)
     narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
     _gemm_with_terms[(ahead + programs + behind,)](
         out, narrow, x, weight, adapters.places, adapters.table, rows, adapters.table.stride(0),
         OUTPUTS=outputs, COLUMNS=cut.outputs, WEIGHT_TURN=cut.inputs, WEIGHT_PARTS=cut.parts,
-        WEIGHT_STAGES=cut.stages, AHEAD=ahead, BEHIND=behind, PARTS=parts, **how, WIDE=_WIDE, TURNS=turns,
+        WEIGHT_STAGES=cut.stages, AHEAD=ahead, BEHIND=behind, PARTS=parts, **how, WIDE=_WIDE,
         ALIGNED=adapters.aligned, KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=cut.warps,
         **launch(pdl, _REGISTERS),
     )  # fmt: skip

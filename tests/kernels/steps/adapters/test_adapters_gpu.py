@@ -32,6 +32,23 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("rows", [1, 2, 8, 17, 32, 64, 200])
 def test_the_fused_forward_equals_the_decoder(rows: int, dtype: torch.dtype) -> None:
     """A third of the rows has each of two adapters and none; with 17 rows there is a prompt."""
+    compare(rows, dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_products_in_one_launch_with_their_terms(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of large weights are."""
+    from engine.kernels.triton.gemm import gemm_with_terms
+
+    monkeypatch.setattr(gemm_with_terms, "LONG", 0)
+    compare(rows, dtype)
+
+
+def compare(rows: int, dtype: torch.dtype) -> None:
     from engine.models.fused import FusedDecoder
 
     model = decoder(dtype)
