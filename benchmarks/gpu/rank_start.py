@@ -25,6 +25,7 @@ from minichat.bench.shapes import COMMON, SHAPES
 
 _PROMPT, _TOKENS = [1, 2, 3], 2
 _WITHIN = 120.0  # seconds of a start
+_NOTED = 2.0  # seconds until a process has noted its kernels for the next one
 STATES = ("torch imported", "nothing imported")
 
 
@@ -87,6 +88,7 @@ def main(arguments: Sequence[str]) -> None:
         engine.step()
     seconds |= {"start to first token": times[0], "start to first reply": times[-1]}
     print(json.dumps(seconds), began, timeline.as_text(), sep="\n", flush=True)
+    time.sleep(_NOTED)
     engine.die("measured")
     engine.close()
 
