@@ -58,7 +58,8 @@ def measure(bench: Bench, label: str, config: dict[str, Any], state: str) -> Non
             found = started(config, state, os.environ | {"TRITON_CACHE_DIR": cache})
             for name, seconds in found.seconds.items():
                 bench.note(f"{label}, {kernels}: {name}", seconds, "s")
-            print(table(f"{label}, {kernels}", found), flush=True)
+            figures = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.seconds.items())
+            print(table(f"{label}, {kernels}: {figures}; spans", found), flush=True)
 
 
 def started(config: dict[str, Any], state: str, environment: dict[str, str]) -> Started:
