@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from minichat.chats.errors import StoreError
+from minichat.chats.model import Message
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
@@ -47,13 +48,17 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
 def retry(context: Context, message_id: int | None = None) -> None:
     """Regenerate the last or the given reply. If that must fail, say why and leave the reply as it is."""
     active = context.chats.active
-    refused = [
-        each.error for each in active.chat.messages[-1:] if each.refused and message_id in (None, each.id)
-    ]
+    last = active.chat.messages[-1:]
+    refused = [_refusal(each, active) for each in last if each.refused and message_id in (None, each.id)]
     if why := context.lifecycle.refusal or "".join(refused):
         context.program.report(why)
     elif not active.retry(message_id):
         context.app.notify("There is no finished reply to regenerate", severity="warning")
+
+
+def _refusal(failed: Message, active: Conversation) -> str:
+    """Why a reply cannot be regenerated. It may have failed of something else."""
+    return f"no adapter {active.chat.adapter!r} is loaded" if failed.refused == "adapter" else failed.error
 
 
 async def begin(context: Context, composing: Composing) -> None:
