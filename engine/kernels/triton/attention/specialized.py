@@ -364,6 +364,7 @@ def attend_prompts(
     scale: float, *, each: bool = False, in_turns: bool = True, late: bool = True,
 ) -> None:  # fmt: skip
     """Fill `out`, or the partial results, for all items of the work. `each`: in programs of their own."""
+    assert layer.sinks is None, "a plan of a spec without sinks, for a layer that has them"
     spec, tile, keys, values = layer.spec, work.tile, layer.keys, layer.values
     group, dim, box = spec.heads // spec.kv_heads, spec.key_dim, min(layer.block_size, tile.keys)
     if work.spans is not None:

@@ -1,6 +1,5 @@
 """Tile sizes of the attention programs; docs/attention-gpu.md has the measurements behind them."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +16,8 @@ LONG = 2048  # context length from which the masked corner of a tall tile is rel
 # take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
 GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
-# Prompts on Hopper use specialized.py if they have so many scores, over all heads. 2**26 once whole steps
-# have been measured with it.
-SPECIALIZED = math.inf
+# Prompts on Hopper use specialized.py if they have so many scores, over all heads. 2**62: never.
+SPECIALIZED = 2**26
 # Over latents: shared memory for tiles of four times NARROW; the most pieces that a context is split into if
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.
