@@ -9,7 +9,6 @@ import torch
 
 from engine.api.cache_spec import LayerSpec
 from engine.kv.store import KVLayer
-from tests.cases import soak
 from tests.kernels.cases import make_long_case, packed
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -50,7 +49,7 @@ def test_plain_layers_use_it(
     assert (tiles.for_prompts(spec, counts, counts, gpu, block_size) is not None) == used
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("heads", "block_size", "gathered", "dtype"),
     [(16, 16, False, torch.bfloat16), (56, 64, False, torch.float16), (32, 16, True, torch.bfloat16)],
