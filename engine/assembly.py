@@ -217,7 +217,8 @@ def load_share(
             from engine.kernels.triton.known import kernel_options
             from engine.kernels.triton.precompile import load_ahead
 
-            load_ahead(kernel_options(config), place, name, alone=config.ranks == 1)
+            rank = None if collective is None else collective.rank  # a constant in kernels that exchange
+            load_ahead(kernel_options(config), place, name, rank, alone=config.ranks == 1)
     with timed("the weights"):
         model = _load(config, place, device, progress, collective, stage)
     with timed("waiting for cuBLAS"):

@@ -25,6 +25,7 @@ from minichat.bench.shapes import COMMON, SHAPES
 
 _PROMPT, _TOKENS = [1, 2, 3], 2
 _WITHIN = 120.0  # seconds of a start
+_NOTED = 2.0  # seconds until a process has noted its kernels for the next one
 STATES = ("torch imported", "nothing imported")
 
 
@@ -57,7 +58,8 @@ def measure(bench: Bench, label: str, config: dict[str, Any], state: str) -> Non
             found = started(config, state, os.environ | {"TRITON_CACHE_DIR": cache})
             for name, seconds in found.seconds.items():
                 bench.note(f"{label}, {kernels}: {name}", seconds, "s")
-            print(table(f"{label}, {kernels}", found), flush=True)
+            figures = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.seconds.items())
+            print(table(f"{label}, {kernels}: {figures}; spans", found), flush=True)
 
 
 def started(config: dict[str, Any], state: str, environment: dict[str, str]) -> Started:
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str]) -> None:
         engine.step()
     seconds |= {"start to first token": times[0], "start to first reply": times[-1]}
     print(json.dumps(seconds), began, timeline.as_text(), sep="\n", flush=True)
+    time.sleep(_NOTED)
     engine.die("measured")
     engine.close()
 

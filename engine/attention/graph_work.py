@@ -115,7 +115,7 @@ class GraphWork:
             # One merge per row, of at least two pieces each. A single row is faster with idle programs:
             # they delay the next kernel, which would fetch its weights while attention reads the cache,
             # unless the context has been fetched before.
-            idles = tokens == 1 and (spec.latent or not switches.FETCH)
+            idles = tokens == 1 and not switches.FETCH
             merged = most // 2 if idles else min(self._rows, most // 2)
             self._singles.append(WorkList(spec, tile, most, merged))
             if pieces:

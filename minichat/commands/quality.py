@@ -29,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
         for flag, given, name in (("quantization", options.quantization, ""), ("kv", options.kv, "kv-")):
             if given != "none":
                 raise BadInput(f"--{flag} {given} must be given as the scheme {name}{given}")
+        if ranks := [name for name in ("tp", "pp") if getattr(options, name) > 1]:
+            raise BadInput(f"--{ranks[0]} has no effect on the quality of a scheme; leave it out")
+        if options.adapter:
+            raise BadInput("quality measures the model without adapters; leave out --adapter")
         config = engine_config(options)
         if options.budgets is not None:
             return _budgets(options, config, text)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from minichat.chats.errors import StoreError
+from minichat.chats.model import Message
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
@@ -22,11 +23,8 @@ async def submit(context: Context, composing: Composing, text: str) -> None:
 def _send(context: Context, text: str, active: Conversation, to: Sequence[Conversation]) -> None:
     workspace = context.workspace
     if busy := [each for each in to if each.streaming]:
-        letters = ", ".join(each.chat.letter.upper() for each in busy)
         _give_back(context, text, active)
-        are = "is" if len(busy) == 1 else "are"
-        stop = context.keys.name("reply.stop")
-        context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
+        warn_busy(context, busy)
         return
     try:
         files = attach(text, [*context.program.start.first.piped, *active.files()])
@@ -47,13 +45,25 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
 def retry(context: Context, message_id: int | None = None) -> None:
     """Regenerate the last or the given reply. If that must fail, say why and leave the reply as it is."""
     active = context.chats.active
-    refused = [
-        each.error for each in active.chat.messages[-1:] if each.refused and message_id in (None, each.id)
-    ]
+    last = active.chat.messages[-1:]
+    refused = [_refusal(each, active) for each in last if each.refused and message_id in (None, each.id)]
     if why := context.lifecycle.refusal or "".join(refused):
         context.program.report(why)
+    elif active.streaming:
+        warn_busy(context, [active])
     elif not active.retry(message_id):
         context.app.notify("There is no finished reply to regenerate", severity="warning")
+
+
+def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
+    letters = ", ".join(each.chat.letter.upper() for each in busy)
+    are, stop = "is" if len(busy) == 1 else "are", context.keys.name("reply.stop")
+    context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
+
+
+def _refusal(failed: Message, active: Conversation) -> str:
+    """Why a reply cannot be regenerated. It may have failed of something else."""
+    return f"no adapter {active.chat.adapter!r} is loaded" if failed.refused == "adapter" else failed.error
 
 
 async def begin(context: Context, composing: Composing) -> None:

@@ -308,6 +308,7 @@ def test_a_table_a_plot_and_a_comparison(
         (["memory", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["memory", "--sittings", "0"], "--sittings must be at least 1, got 0"),
         (["memory", "--rows", "0"], "--rows must be at least 1, got 0"),
+        (["latency", "--adapter", "a=b"], "bench measures the model without adapters; leave out --adapter"),
         (["throughput", "--trace", "no/such"], "--trace no/such: no such file"),
         (["throughput", "--trace", "README.md"], "README.md is not a trace in Azure's or Mooncake's form"),
         (["energy", "--price", "-1"], "--price must be above 0, got -1"),

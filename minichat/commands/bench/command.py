@@ -87,6 +87,8 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
         raise BadInput(f"--trace {options.trace}: no such file")
     if options.trace != "poisson":
         traced(Path(options.trace))  # another kind of file is reported before any case
+    if options.adapter:
+        raise BadInput("bench measures the model without adapters; leave out --adapter")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     setup = Setup(

@@ -155,6 +155,20 @@ async def test_an_adapter_that_has_been_loaded_may_be_tried(bench: Callable[...,
 
 
 @run
+async def test_a_lost_reply_whose_adapter_is_gone_says_why_it_cannot_be_retried(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 40)) as it:
+        it.app.chats.active.chat.adapter = "sql"
+        (await it.say("hello")).end(Finish.FAILED, "the rest is lost")  # the engine was restarted without it
+        await it.until(lambda: "failed: the rest is lost" in it.screen_text())
+        it.main.show_snapshot(snapshot())
+        await it.until(lambda: "Alt+R to retry" not in it.screen_text())
+        await it.pilot.press("alt+r")
+        await it.until(lambda: "no adapter 'sql' is loaded" in it.notices())
+
+
+@run
 async def test_an_adapter_that_was_dropped_offers_no_retry_at_the_next_start(
     bench: Callable[..., Any],
 ) -> None:

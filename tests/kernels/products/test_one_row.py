@@ -53,7 +53,7 @@ def test_which_rows_have_these_kernels() -> None:
     from engine.kernels.triton.experts.route import Routing
 
     assert [pieces(each) for each in (64, 96, 768, 1408, 2880)] == [
-        (64, 0), (64, 32), (512, 256), (1024, 512), (2048, 1024),
+        (64, 1), (32, 3), (256, 3), (512, 3), (1024, 3),
     ]  # fmt: skip
     up, down = torch.empty(128, 1536, 2048, device="meta"), torch.empty(128, 2048, 768, device="meta")
     assert takes_row(up, down, Routing(8)) and takes_row(up, down, Routing(8), 2816)

@@ -1,7 +1,6 @@
 """The kernels of whole steps, compiled without a GPU: every launch, with the settings of a real one.
 
-This finds compiler errors without a GPU: a type mismatch, an instruction that the target lacks, tiles that
-exceed its shared memory. Nothing runs, so tensors hold no data.
+Finds type mismatches, missing instructions, too much shared memory. Nothing runs: tensors hold no data.
 """
 
 import math
@@ -92,20 +91,20 @@ BESIDE = replace(
     },
 )  # fmt: skip
 
-ADAPTED = "_gemm_with_terms", "_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu"
 # The arguments that kernels with an early start may read while the kernel before them, or the one before
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight", "bias"}, "_norm_router": {"weight", "norm_weight"},
     "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
-    "_norm": {"weight", "term_weight", "adapters", "table"},
+    "_norm": {"weight", "term_weight", "adapters", "table"}, "_gemm_with_terms": {"places", "table"},
     "_routed_down": {"weight", "shared", "logits", "choice_bias"},  # see one_row.py for the logits
     "_rope_and_cache": {"weight", "rope", "positions", "places", "adapters", "table"},
     "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"}, "_merge": {"merges"},
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},
-    **{key: {"places", "table"} for key in ADAPTED},
+    **{key: {"places", "table"} for key in ("_skinny_gemm_shrink", "_shrink", "_expand", "_expand_swiglu")},
     **{key: {"columns"} for key in ("_scan", "_bound", "_spread", "_gather", "_find", "_weigh")},
-    "_attend": {"items", "tables"}, "_attend_latents": {"items"}, "_linear_residual_norm": {"norm_weight"},
+    **{key: {"items", "tables"} for key in ("_attend", "_attend_latents")},
+    "_linear_residual_norm": {"norm_weight"},
 }  # fmt: skip
 
 

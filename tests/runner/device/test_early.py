@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,27 @@ def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, proble
     monkeypatch.setattr(assembly, "_load", loads)
     with pytest.raises(FileNotFoundError):
         assembly.load_share(EngineConfig(model="m"), ModelPlace("m", Path()))
+
+
+def test_each_rank_notes_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number is a constant in those that exchange. In one file, they would replace each other's."""
+    precompile = pytest.importorskip("engine.kernels.triton.precompile", reason="no Triton here")
+    from engine import assembly
+
+    noted = list[object]()
+
+    def loads(*given: object) -> None:
+        raise FileNotFoundError("the model is loaded")
+
+    monkeypatch.setattr(precompile, "load_ahead", lambda *configuration, alone: noted.append(configuration))
+    for name, found in {"pick": torch.device("cuda"), "use": None, "_device_name": "a GPU"}.items():
+        monkeypatch.setattr(assembly, name, lambda *given, found=found: found)
+    monkeypatch.setattr(assembly, "_load", loads)
+    for rank in range(2):
+        ranked: Any = SimpleNamespace(rank=rank, ranks=2)
+        with pytest.raises(FileNotFoundError):
+            assembly.load_share(EngineConfig(model="m", tp=2), ModelPlace("m", Path()), ranked)
+    assert noted[0] != noted[1]
 
 
 def test_without_a_gpu_no_product_is_computed_ahead() -> None:

@@ -14,16 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.api.cache_spec import LayerSpec
-from engine.kernels import switches
-from engine.kernels.triton.attention.fetch import LINE, fetch
+from engine.kernels.triton.attention.fetch import fetch, fetched_lines
 from engine.kernels.triton.attention.fours import fold_fours
 from engine.kernels.triton.attention.gather import gather
 from engine.kernels.triton.attention.online_softmax import fold, oldest
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, in_words, words
 from engine.kernels.triton.attention.pipelined import fold_pipelined
-from engine.kernels.triton.attention.tiles import Tile, dim_padded
+from engine.kernels.triton.attention.tiles import dim_padded
 from engine.kernels.triton.attention.work_plan import AttentionWork
-from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.launch import launch
 from engine.kv.store import KVLayer
 
 LOG2_E = math.log2(math.e)
@@ -59,7 +58,8 @@ def _attend(
     table = tables + row * table_stride
     if FETCH:
         soon = tl.minimum(end, begin + STAGES * KEYS)
-        fetch(keys, values, table, kv_head, begin, soon, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, FETCH)
+        fetch(keys, table, kv_head, begin, soon, KV_HEADS, KEY_DIM, BLOCK, KEYS, FETCH)
+        fetch(values, table, kv_head, begin, soon, KV_HEADS, VALUE_DIM, BLOCK, KEYS, FETCH)
     if PDL:  # before the wait, only data uploaded by the host is used
         tl.extra.cuda.gdc_wait()
 
@@ -242,15 +242,6 @@ def _attend_tiles(
         FOURS=channels is not None, FETCH=fetched_lines(layer, tile),
         num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
-
-
-def fetched_lines(layer: KVLayer, tile: Tile) -> int:
-    """Return the most lines of a key or value that are read before the kernel before ends. 0: none are."""
-    plain = layer.channels is None and not tile.pairs and tile.queries == 1
-    if not (switches.FETCH and tile.pdl and plain):
-        return 0
-    wide = max(layer.spec.key_dim, layer.spec.value_dim) * layer.keys.itemsize
-    return power(triton.cdiv(wide, LINE.value))
 
 
 def empty_partials(spec: LayerSpec, work: AttentionWork, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,11 @@ the chosen ones, and that of `down` adds all up, in order, to the residual strea
 The kernel of `down` reads the scores and the weights of its first output before it waits. The scores are two
 kernels old, and the kernel between lets it start only after its own wait for them.
 """
-# mypy: disable-error-code=no-untyped-def
+# mypy: disable-error-code="no-untyped-def,assignment"
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import triton
@@ -100,14 +101,28 @@ def norm_router(
 
 
 @triton.jit
-def _row(weight, at, there):
-    return tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+def _chunks(line, there, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """A line of numbers, or, given pointers [slots, 1], a line for each slot."""
+    found = ()
+    for nth in tl.static_range(CHUNKS):
+        at = nth * CHUNK + tl.arange(0, CHUNK)
+        found += (tl.load(line + at, mask=there & (at < WIDTH), other=0.0).to(tl.float32),)
+    return found
+
+
+@triton.jit
+def _summed(left, right, CHUNKS: tl.constexpr):
+    """The sum of all products: added up in one go, as warps wait for each other there."""
+    total = left[0] * right[0]
+    for nth in tl.static_range(1, CHUNKS):
+        total += left[nth] * right[nth]
+    return tl.sum(total)
 
 
 @triton.jit
 def _routed_gate_up(
     out, x, weight, bias, shared, logits, choice_bias, counts, places,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SHARED: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, UP: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
     COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
@@ -142,31 +157,25 @@ def _routed_gate_up(
         count = SHARED
         own = shared
         up = SHARED * INPUTS
-    at = tl.arange(0, FIRST)
-    value = _row(x, at, at < INPUTS)
-    if REST > 0:
-        behind = FIRST + tl.arange(0, REST)
-        value_behind = _row(x, behind, behind < INPUTS)
+    value = _chunks(x, slot >= 0, INPUTS, CHUNK, CHUNKS)
     for turn in tl.range(0, TURNS, num_stages=STAGES):
         output = begin + tl.program_id(0) * TURNS + turn
         there = (output < count) & (output < begin + OUTPUTS)
-        gates = own + output.to(tl.int64) * (STEP * INPUTS)
-        total = _row(gates, at, there & (at < INPUTS)) * value
-        gate = tl.sum(total, 0)
-        if REST > 0:
-            gate += tl.sum(_row(gates, behind, there & (behind < INPUTS)) * value_behind, 0)
-        other = gate
-        if UP > 0:
-            ups = gates + up
-            other = tl.sum(_row(ups, at, there & (at < INPUTS)) * value, 0)
-            if REST > 0:
-                other += tl.sum(_row(ups, behind, there & (behind < INPUTS)) * value_behind, 0)
-        if BIASED:
+        if BIASED:  # read before the sums, which take as long
             of = bias + expert * ALL + output * STEP
             chosen = there & (slot < CHOSEN)
-            gate += tl.load(of, mask=chosen, other=0.0).to(tl.float32)
+            more = tl.load(of, mask=chosen, other=0.0).to(tl.float32)
             if UP > 0:
-                other += tl.load(of + UP, mask=chosen, other=0.0).to(tl.float32)
+                more_up = tl.load(of + UP, mask=chosen, other=0.0).to(tl.float32)
+        gates = own + output.to(tl.int64) * (STEP * INPUTS)
+        gate = _summed(_chunks(gates, there, INPUTS, CHUNK, CHUNKS), value, CHUNKS)
+        other = gate
+        if UP > 0:
+            other = _summed(_chunks(gates + up, there, INPUTS, CHUNK, CHUNKS), value, CHUNKS)
+        if BIASED:
+            gate += more
+            if UP > 0:
+                other += more_up
         act = activated(gate.to(dtype), other.to(dtype), ALPHA, LIMIT)
         tl.store(out + tl.minimum(slot, CHOSEN) * OUTPUTS + output, act, mask=there)
 
@@ -193,11 +202,11 @@ def routed_gate_up(
     slots = chosen + triton.cdiv(beside, width)
     turns = (cut := cut or gate_up_tiling(width * slots, inputs)).turns
     out = torch.empty(chosen * width + beside, dtype=x.dtype, device=x.device)
-    first, rest = pieces(inputs)
+    chunk, chunks = pieces(inputs)
     _routed_gate_up[(triton.cdiv(width, turns), slots)](
         out, x, weight, bias, weight if shared is None else shared, scores.logits, scores.choice_bias,
         counts, places,
-        OUTPUTS=width, INPUTS=inputs, FIRST=first, REST=rest, SHARED=beside, TURNS=turns,
+        OUTPUTS=width, INPUTS=inputs, CHUNK=chunk, CHUNKS=chunks, SHARED=beside, TURNS=turns,
         **gate.constants(width), BIASED=bias is not None, COUNTS=counts is not None,
         PLACES=counts is not None and places is not None, **scores.constants(), STAGES=cut.stages,
         PDL=pdl, num_warps=cut.warps, **launch(pdl),
@@ -206,29 +215,26 @@ def routed_gate_up(
 
 
 @triton.jit
-def _line(weight, of_slots, at, there, fits):
-    """The weights of an output, of all its slots."""
-    mask = there[:, None] & fits[None, :]
-    return tl.load(weight + of_slots[:, None] + at[None, :], mask=mask, other=0.0).to(tl.float32)
+def _before(residual, bias, share, of_bias, used, output, there, BIASED: tl.constexpr):
+    """What is added to an output, and to its sum: read before the sum, which takes as long."""
+    before = tl.load(residual + output, mask=there, other=0.0).to(tl.float32)
+    total = 0.0
+    if BIASED:
+        biases = tl.load(bias + of_bias + output, mask=used & there, other=0.0).to(tl.float32)
+        total = tl.sum(biases * share, 0)
+    return before, total
 
 
 @triton.jit
-def _store_sum(
-    out, residual, bias, total, share, of_bias, used, output, there, BIASED: tl.constexpr
-):  # fmt: skip
-    """Store an output, with what is added to the product."""
+def _store_sum(out, before, total, output, there):
     dtype = out.dtype.element_ty
-    if BIASED:
-        biases = tl.load(bias + of_bias + output, mask=used & there, other=0.0).to(tl.float32)
-        total += tl.sum(biases * share, 0)
-    before = tl.load(residual + output, mask=there, other=0.0).to(tl.float32)
     tl.store(out + output, (before + total.to(dtype).to(tl.float32)).to(dtype), mask=there)
 
 
 @triton.jit
 def _routed_down(
     out, act, weight, bias, shared, logits, choice_bias, residual,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, TURNS: tl.constexpr, SLOTS: tl.constexpr,
     BIASED: tl.constexpr, COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr,
     CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr,
@@ -251,40 +257,38 @@ def _routed_down(
     share *= SCALING
     of_slots = expert.to(tl.int64) * (OUTPUTS * INPUTS)
     begin = tl.program_id(0) * TURNS
-    at = tl.arange(0, FIRST)
-    fits = at < INPUTS
-    w = _line(weight + begin.to(tl.int64) * INPUTS, of_slots, at, used, fits)
-    if REST > 0:
-        behind = FIRST + tl.arange(0, REST)
-        fits_behind = behind < INPUTS
-        w_behind = _line(weight + begin.to(tl.int64) * INPUTS, of_slots, behind, used, fits_behind)
+    lines = weight + of_slots[:, None]
+    some = used[:, None]
+    w = _chunks(lines + begin.to(tl.int64) * INPUTS, some, INPUTS, CHUNK, CHUNKS)
+    at = tl.arange(0, SHARED_PAD)
     if SHARED > 0:
-        at_shared = tl.arange(0, SHARED_PAD)
-        w_shared = _row(shared + begin.to(tl.int64) * SHARED, at_shared, at_shared < SHARED)
+        w_shared = tl.load(shared + begin.to(tl.int64) * SHARED + at, mask=at < SHARED, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    value = _line(act, slot * INPUTS, at, used, fits) * share[:, None]
-    total = tl.sum(w * value)
-    if REST > 0:
-        value_behind = _line(act, slot * INPUTS, behind, used, fits_behind) * share[:, None]
-        total += tl.sum(w_behind * value_behind)
+    acts = _chunks(act + slot[:, None] * INPUTS, some, INPUTS, CHUNK, CHUNKS)
+    value = ()
+    for nth in tl.static_range(CHUNKS):
+        value += (acts[nth] * share[:, None],)
+    of_bias = expert * OUTPUTS
+    there = begin < OUTPUTS
+    before, total = _before(residual, bias, share, of_bias, used, begin, there, BIASED)
+    total += _summed(w, value, CHUNKS)
     if SHARED > 0:
-        value_shared = _row(act + CHOSEN * INPUTS, at_shared, at_shared < SHARED)
-        total += tl.sum(w_shared * value_shared, 0)
-    _store_sum(out, residual, bias, total, share, expert * OUTPUTS, used, begin, begin < OUTPUTS, BIASED)
+        value_shared = tl.load(act + CHOSEN * INPUTS + at, mask=at < SHARED, other=0.0).to(tl.float32)
+        total += tl.sum(w_shared.to(tl.float32) * value_shared, 0)
+    _store_sum(out, before, total, begin, there)
     for turn in tl.range(1, TURNS, num_stages=STAGES):
         output = begin + turn
         there = output < OUTPUTS
-        of_output = weight + output.to(tl.int64) * INPUTS
-        total = tl.sum(_line(of_output, of_slots, at, used & there, fits) * value)
-        if REST > 0:
-            more = _line(of_output, of_slots, behind, used & there, fits_behind) * value_behind
-            total += tl.sum(more)
+        before, total = _before(residual, bias, share, of_bias, used, output, there, BIASED)
+        of_output = lines + output.to(tl.int64) * INPUTS
+        total += _summed(_chunks(of_output, some & there, INPUTS, CHUNK, CHUNKS), value, CHUNKS)
         if SHARED > 0:
             of_shared = shared + output.to(tl.int64) * SHARED
-            total += tl.sum(_row(of_shared, at_shared, there & (at_shared < SHARED)) * value_shared, 0)
-        _store_sum(out, residual, bias, total, share, expert * OUTPUTS, used, output, there, BIASED)
+            more = tl.load(of_shared + at, mask=there & (at < SHARED), other=0.0).to(tl.float32)
+            total += tl.sum(more * value_shared, 0)
+        _store_sum(out, before, total, output, there)
 
 
 def routed_down(
@@ -305,26 +309,31 @@ def routed_down(
     outputs, inputs = weight.shape[1:]
     beside = 0 if shared is None else shared.shape[1]
     cut = cut or down_tiling(weight, scores.how.chosen, beside)
-    out, (first, rest) = torch.empty_like(residual), pieces(inputs)
+    out, (chunk, chunks) = torch.empty_like(residual), pieces(inputs)
     _routed_down[(triton.cdiv(outputs, cut.turns),)](
         out, act, weight, bias, shared, scores.logits, scores.choice_bias, residual,
-        OUTPUTS=outputs, INPUTS=inputs, FIRST=first, REST=rest, SHARED=beside, SHARED_PAD=power(beside or 1),
-        TURNS=cut.turns, SLOTS=power(scores.how.chosen), BIASED=bias is not None, **scores.constants(),
-        STAGES=cut.stages, PDL=pdl, num_warps=cut.warps, **launch(pdl),
+        OUTPUTS=outputs, INPUTS=inputs, CHUNK=chunk, CHUNKS=chunks, SHARED=beside,
+        SHARED_PAD=power(beside or 1), TURNS=cut.turns, SLOTS=power(scores.how.chosen),
+        BIASED=bias is not None, **scores.constants(), STAGES=cut.stages, PDL=pdl, num_warps=cut.warps,
+        **launch(pdl),
     )  # fmt: skip
     return out
 
 
 def takes_row(gate_up: Tensor, down: Tensor, how: Routing, beside: int = 0) -> bool:
     """Whether these kernels compute one row. `beside`: the width of an expert for all rows."""
-    held = (power(how.chosen) * sum(pieces(down.shape[2])), 2 * sum(pieces(gate_up.shape[2])), power(beside))
+    held = (
+        power(how.chosen) * prod(pieces(down.shape[2])),
+        2 * prod(pieces(gate_up.shape[2])),
+        power(beside),
+    )
     return how.groups == 1 and len(down) <= MOST_RANKED and max(held) <= MOST_HELD
 
 
 def pieces(width: int) -> tuple[int, int]:
-    """Cut a row into a power of two, and another that has room for the rest."""
-    first = power(width + 1) // 2
-    return first, power(width - first) if width > first else 0
+    """Cut a row into one power of two, or three equal ones if that is shorter: their length and number."""
+    whole = power(width)
+    return (whole // 4, 3) if 4 * width <= 3 * whole else (whole, 1)
 
 
 def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
@@ -335,7 +344,7 @@ def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
 
 def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
     outputs, inputs = weight.shape[1:]
-    held = power(chosen) * sum(pieces(inputs)) + (power(beside) if beside else 0)
+    held = power(chosen) * prod(pieces(inputs)) + (power(beside) if beside else 0)
     wide = held > 8192
     turns = max(1, round(outputs / (264 if wide else 528)))
     return RowTiling(turns, warps=8 if wide else 4, stages=3 if held * weight.itemsize <= 2**15 else 2)
