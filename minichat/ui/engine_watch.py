@@ -77,7 +77,8 @@ class EngineWatch:
 
     def show_late(self, on: bool) -> None:
         """Show that the engine does not answer, unless that is known: the link is down."""
-        if not self.cut or self.cut.startswith(_NO_ANSWER):
+        shown = self.cut.startswith(_NO_ANSWER)
+        if on != shown and (shown or not self.cut):
             self.cut = f"{_NO_ANSWER}{self._seen}" if on else ""
             self._signals.events(())
             self._show_again()

@@ -67,15 +67,12 @@ class SnapshotPoller:
                 await asyncio.sleep(1 / self.rate)
 
     async def _asked(self) -> Snapshot:
-        answer = asyncio.ensure_future(self._backend.snapshot())
+        overdue = asyncio.get_running_loop().call_later(_PATIENCE, self._late, True)
         try:
-            if not (await asyncio.wait([answer], timeout=_PATIENCE))[0]:
-                self._late(True)
-                await asyncio.wait([answer])
-                self._late(False)
-            return await answer
+            return await self._backend.snapshot()
         finally:
-            answer.cancel()
+            overdue.cancel()
+            self._late(False)
 
 
 def quiet(snapshot: Snapshot) -> bool:
