@@ -98,10 +98,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         callbacks = (self._took, self._changed, self._spread, self.report)
-        deadline = self.settings.chat.deadline
-        services = ChatServices(
-            store, backend, pacer, self.lifecycle.ready, *callbacks, deadline, start.clock
-        )
+        timing = self.settings.chat.deadline, start.clock
+        services = ChatServices(store, backend, pacer, self.lifecycle.ready, *callbacks, *timing)
         restored = (remembered.chats, remembered.active, remembered.pinned)
         self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
@@ -119,6 +117,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             self._show,
             lambda: self.lifecycle.alive,
             rates.ssh_monitor if ssh else rates.monitor,
+            self.main.engine.show_late,
         )
 
     def _context_of(self, features: tuple[Feature, ...]) -> Context:

@@ -63,8 +63,7 @@ CHUNKS: dict[str, Rows] = {
     "32 x 5 tokens at 656": [(5, 656)] * 32,
     "16 prompts of 512": [(512, 512)] * 16,
     "prompts of 100 to 1,024": [(int(each), int(each)) for each in np.linspace(100, 1024, 15)],
-    "a prompt of 4096": [(4096, 4096)],
-    "a prompt of 8192": [(8192, 8192)],
+    **{f"a prompt of {tokens}": [(tokens, tokens)] for tokens in (512, 1024, 2048, 4096, 8192, 32768)},
     "512 tokens at 32768": [(512, 32768)],
 }
 PARTS = DECODE | CHUNKS

@@ -29,6 +29,7 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _ENDS_WITHIN = 5.0  # seconds the process has to exit after the socket closes
+_CLOSES_WITHIN = 0.5  # likewise, if we closed it: then it exits at once, or hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ class EngineProcess(EngineClient):
 
     def _reason(self) -> str:
         """Return why the connection ended, and where the log is."""
-        ending = self._process.ended(_ENDS_WITHIN)
+        ending = self._process.ended(_CLOSES_WITHIN if self._closing else _ENDS_WITHIN)
         if self._closing:
             return "the engine was closed"
         return f"the engine's process {ending}; its log is {self._process.log}"

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from engine import timeline
 from engine.api.commands import Command
+from engine.api.errors import EngineError
 from engine.api.events import Handler, log
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
@@ -72,7 +73,8 @@ class EngineThread(EngineClient):
                 report_blocks(engine.scheduler)
             except Exception as error:
                 log.exception("the engine has stopped")
-                engine.die(f"{type(error).__name__}: {error}")
+                name = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
+                engine.die(f"{name}{error}")
         if not engine.error:
             send_orders(engine.scheduler, engine.runner)  # to keep what a reply that has just ended computed
             engine.die("the engine was closed")

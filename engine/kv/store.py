@@ -145,6 +145,7 @@ class KVStore:
         self.memory = [with_state(spec, blocks, partial(zeros, device=device)) for spec in held]
         self.layers = self._grouped(specs)
         for index, scores in sinks.items():
+            assert specs[index].sinks, "plans follow the spec"
             self.layers[index].sinks = scores
         filled = None
         if pin is None and device.type == "cuda":

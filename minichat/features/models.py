@@ -51,6 +51,9 @@ class ModelScreen(PickScreen[Model]):
     def on_unmount(self) -> None:
         self._lifecycle.tell = None
 
+    def on_resize(self) -> None:
+        self._fill()  # a line is as wide as the dialog
+
     # File systems are queried in threads, because a network mount may be slow or never answer.
 
     async def _look(self, place: int, source: Source) -> None:

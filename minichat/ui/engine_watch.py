@@ -13,6 +13,8 @@ from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 
+_NO_ANSWER = "no answer"
+
 
 class Observer(Protocol):
     """Receives snapshots while it is visible."""
@@ -27,7 +29,7 @@ class EngineWatch:
         self.owners: dict[int, Owner] = {}  # by request, finished ones too: their cached blocks remain
         self.latest: Snapshot | None = None
         self.at_work: Snapshot | None = None  # the latest one with running requests
-        self.cut = ""  # while the link to the engine is down: how old the latest snapshot is
+        self.cut = ""  # while the link is down or the engine does not answer: how old the latest snapshot is
         self.observers: list[Observer] = []  # those visible now
         self.clock, self._seen_at = clock, 0.0
         self._signals = signals
@@ -66,12 +68,27 @@ class EngineWatch:
         for event in events:
             match event:
                 case LinkLost(ended=False):
-                    seen = f", as of {clock_time(self._seen_at)}" if self.latest is not None else ""
-                    self.cut = f"no link{seen}"
+                    self.cut = f"no link{self._seen}"
                 case LinkLost(ended=True) | LinkBack():
                     self.cut = ""
         self._signals.events(events)
-        if self.cut != before and self.latest is not None:
+        if self.cut != before:
+            self._show_again()
+
+    def show_late(self, on: bool) -> None:
+        """Show that the engine does not answer, unless that is known: the link is down."""
+        shown = self.cut.startswith(_NO_ANSWER)
+        if on != shown and (shown or not self.cut):
+            self.cut = f"{_NO_ANSWER}{self._seen}" if on else ""
+            self._signals.events(())
+            self._show_again()
+
+    @property
+    def _seen(self) -> str:
+        return f", as of {clock_time(self._seen_at)}" if self.latest is not None else ""
+
+    def _show_again(self) -> None:
+        if self.latest is not None:
             for each in tuple(self.observers):
                 self._show_to(each, self.latest)
 

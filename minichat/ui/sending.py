@@ -23,11 +23,8 @@ async def submit(context: Context, composing: Composing, text: str) -> None:
 def _send(context: Context, text: str, active: Conversation, to: Sequence[Conversation]) -> None:
     workspace = context.workspace
     if busy := [each for each in to if each.streaming]:
-        letters = ", ".join(each.chat.letter.upper() for each in busy)
         _give_back(context, text, active)
-        are = "is" if len(busy) == 1 else "are"
-        stop = context.keys.name("reply.stop")
-        context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
+        warn_busy(context, busy)
         return
     try:
         files = attach(text, [*context.program.start.first.piped, *active.files()])
@@ -52,8 +49,16 @@ def retry(context: Context, message_id: int | None = None) -> None:
     refused = [_refusal(each, active) for each in last if each.refused and message_id in (None, each.id)]
     if why := context.lifecycle.refusal or "".join(refused):
         context.program.report(why)
+    elif active.streaming:
+        warn_busy(context, [active])
     elif not active.retry(message_id):
         context.app.notify("There is no finished reply to regenerate", severity="warning")
+
+
+def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
+    letters = ", ".join(each.chat.letter.upper() for each in busy)
+    are, stop = "is" if len(busy) == 1 else "are", context.keys.name("reply.stop")
+    context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
 
 
 def _refusal(failed: Message, active: Conversation) -> str:

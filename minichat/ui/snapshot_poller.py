@@ -10,16 +10,24 @@ from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
 _SLOWEST, _FASTEST = 0.5, 16.0  # snapshots per second
+_PATIENCE = 5.0  # seconds without an answer after which the shown figures are old
 
 
 class SnapshotPoller:
-    """Calls `show` with a snapshot at each poll. The last one shows the idle engine."""
+    """Calls `show` with a snapshot at each poll. The last one shows the idle engine. Calls `late` with True
+    when an answer is overdue, and with False when it is there.
+    """
 
     def __init__(
-        self, backend: Backend, show: Callable[[Snapshot], None], watched: Callable[[], bool], rate: float
+        self,
+        backend: Backend,
+        show: Callable[[Snapshot], None],
+        watched: Callable[[], bool],
+        rate: float,
+        late: Callable[[bool], None] = lambda on: None,
     ) -> None:
         self.rate = rate
-        self._backend, self._show, self._watched = backend, show, watched
+        self._backend, self._show, self._watched, self._late = backend, show, watched, late
         self._task: asyncio.Task[None] | None = None
         self._woken = False
 
@@ -48,7 +56,7 @@ class SnapshotPoller:
         with suppress(EngineDead):
             while self._watched():
                 self._woken = False
-                snapshot = await self._backend.snapshot()
+                snapshot = await self._asked()
                 self._show(snapshot)
                 if not quiet(snapshot):
                     ran = True
@@ -57,6 +65,14 @@ class SnapshotPoller:
                         tidy()
                     return
                 await asyncio.sleep(1 / self.rate)
+
+    async def _asked(self) -> Snapshot:
+        overdue = asyncio.get_running_loop().call_later(_PATIENCE, self._late, True)
+        try:
+            return await self._backend.snapshot()
+        finally:
+            overdue.cancel()
+            self._late(False)
 
 
 def quiet(snapshot: Snapshot) -> bool:

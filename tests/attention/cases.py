@@ -68,6 +68,7 @@ def make_case(
 
     The same seed gives the same numbers, shuffled or not, with any block size.
     """
+    spec = replace(spec, sinks=sinks)
     rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -46,6 +46,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "opening": "",
     "overtaking": "--rows 4 --tokens 20 --rate 300",
     "prompt_scores": "--tokens 32",
+    "rank_start": "--model pocket --device cpu --ranks 2 --only 'nothing imported'",
     "ranks": "--only work sums",
     "screen": "--parts flush stream echo --seconds 1",
     "server": "--clients 1 --tokens 4 --requests 1",

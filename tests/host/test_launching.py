@@ -1,7 +1,10 @@
 """Processes of engines are started before there is a configuration for them."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from engine.host.child import need_folder
 from engine.host.launching import Ahead, launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
+from minichat.clients.local import _CLOSE_WITHIN
 from tests.waiting import becomes
 
 HEAVY = {"torch", "numpy", "tokenizers", "asyncio", "fastapi"}
@@ -127,3 +131,14 @@ def test_a_process_leaves_a_current_folder_that_was_deleted(
     (tmp_path / "gone").rmdir()
     need_folder()
     assert Path.cwd() == Path("/")
+
+
+def test_a_process_that_hangs_is_killed_before_a_screen_stops_waiting(tmp_path: Path) -> None:
+    config = EngineConfig(model="pocket", device="cpu", blocks=64, threads=1)
+    host = EngineProcess(config, tmp_path / "engine.log", dry_rate=20.0)
+    os.kill(host.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    host.close()
+    assert time.monotonic() - began < _CLOSE_WITHIN
+    with pytest.raises(ProcessLookupError):
+        os.kill(host.pid, 0)

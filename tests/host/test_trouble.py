@@ -100,6 +100,18 @@ class TestErrors:
                 stream.result()
         assert host.snapshot().state == "dead"
 
+    def test_the_reason_of_a_lost_rank_is_its_sentence(
+        self, opened: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = roomy_engine()
+
+        def breaks() -> None:
+            raise EngineDead("rank 1 was killed by SIGKILL")
+
+        monkeypatch.setattr(engine.ranks, "check", breaks, raising=True)
+        with pytest.raises((ReplyFailed, EngineDead), match=r"^(the engine has stopped: )?rank 1 was killed"):
+            opened(engine).submit([5], params(30)).result()
+
     def test_a_lost_device_ends_the_engine(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = roomy_engine()
         host = opened(engine)

@@ -25,6 +25,7 @@ def make_long_case(
     seed: int = 0,
 ) -> Case:
     """`rows` are (tokens, context). Blocks are in random places; cells that no row has written hold NaN."""
+    spec = replace(spec, sinks=sinks)
     needed = [-(-context // block_size) for _, context in rows]
     order = np.random.default_rng(seed).permutation(sum(needed) + 3)
     tables = [part.tolist() for part in np.split(order[: sum(needed)], np.cumsum(needed)[:-1])]

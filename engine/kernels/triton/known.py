@@ -28,6 +28,7 @@ from triton import knobs
 from triton.runtime._async_compile import FutureKernel
 
 from engine.api.config import EngineConfig
+from engine.kernels.triton.keys import key_of
 
 _MOST = 2000  # kernels; the warm-up of a small model uses 130
 _MOST_LISTS = 50  # in the folder; the oldest ones are removed
@@ -52,9 +53,9 @@ class KnownKernel(NamedTuple):
 
     def preload(self) -> bool:
         """Load it from Triton's cache. False: its source has changed."""
-        if same := self.function.cache_key == self.source:
+        if same := key_of(self.function) == self.source:
             self.function.preload(self.settings)
-        return bool(same)
+        return same
 
 
 class KnownKernels:

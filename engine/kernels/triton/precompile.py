@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 import engine.kernels.triton.launchers  # noqa: F401  threads and processes build launchers
 from engine.early import short_turns, wait_for_hash
+from engine.kernels.triton.keys import give_key
 from engine.kernels.triton.known import KnownKernels, engine_code, known_kernels
 from engine.timeline import timed
 
@@ -212,6 +213,7 @@ def _note(**found: Any) -> None:
 
 
 def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+    give_key(kernel)
     return triton_run(kernel, *given, grid=grid, warmup=warmup or precompiling(), **named)
 
 

@@ -167,6 +167,17 @@ async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
 
 
 @run
+@pytest.mark.parametrize("key", ["alt+e", "alt+r"])
+async def test_a_running_reply_must_be_stopped_first(bench: Callable[..., Any], key: str) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        reply = await it.say("again")
+        await it.pilot.press(key)
+        await it.until(lambda: it.notices() == ["A is still replying. Press Esc to stop"])
+        assert not reply.finished
+
+
+@run
 async def test_edit_replaces_the_message_and_all_after_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))

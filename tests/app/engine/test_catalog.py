@@ -1,6 +1,7 @@
 """Models are found beside files and folders that cannot be examined, and by what is typed."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from engine.models.support import Support
 from minichat.models.catalog import Model, arranged, local, on_hub, sources
+from tests.app.conftest import run
 from tests.app.engine.test_models import folder
 from tests.models.gguf.test_hostile import write as write_gguf_model
 
@@ -57,6 +59,19 @@ def test_typed_text_may_name_a_folder_of_models(tmp_path: Path, monkeypatch: pyt
     models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
     for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
         assert [model.name for model in local(query)] == models
+
+
+@run
+async def test_lines_follow_the_width_of_the_terminal(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
+        await it.pilot.press("alt+o")
+        line = lambda: next((row for row in it.screen_text().splitlines() if " pocket " in row), "")  # noqa: E731
+        await it.until(lambda: line().count("built in") == 1)
+        await it.pilot.resize_terminal(80, 24)
+        await it.until(lambda: line().count("built in") == 1)
+        await it.pilot.resize_terminal(120, 40)
+        await it.until(lambda: line().index("llama") > 60)
 
 
 def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from engine.api.cache_spec import LayerSpec
 from engine.kv.store import KVLayer
-from tests.cases import soak
+from tests.kernels.cases import make_long_case, packed
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -49,7 +49,7 @@ def test_plain_layers_use_it(
     assert (tiles.for_prompts(spec, counts, counts, gpu, block_size) is not None) == used
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("heads", "block_size", "gathered", "dtype"),
     [(16, 16, False, torch.bfloat16), (56, 64, False, torch.float16), (32, 16, True, torch.bfloat16)],
@@ -86,6 +86,18 @@ def test_it_compiles_for_a_hopper(
     assert ("_gather" in taken) == gathered
 
 
+def test_it_refuses_sinks() -> None:
+    """It would ignore them. Plans follow the spec, which says whether a layer has any."""
+    from engine.kernels.triton.attention.specialized import attend_prompts
+
+    none, tile = torch.empty(0), Tile(64, 2, 128, 4, 2, 132, False, specialized=True)
+    layer = KVLayer(SPEC, none, none, torch.zeros(16))
+    with pytest.raises(AssertionError):
+        attend_prompts(none, none, none, none, layer, none, AttentionWork(tile, none, none, 0, 0), 0.1)
+    case = make_long_case(SPEC, [(3, 3)], block_size=16, dtype=torch.float16, device=none.device, sinks=True)
+    assert case.layer.spec.sinks
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("group", "block_size", "dtype"),
@@ -97,7 +109,6 @@ def test_it_gives_the_same_as_the_torch_backend(
     """Prompts and chunks, whole and split, after a row of one token, also over a compressed cache."""
     from engine.attention.triton_backend import TritonAttention
     from tests.kernels.attention.test_attention_gpu import assert_right, outputs
-    from tests.kernels.cases import make_long_case, packed
 
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("this GPU is no Hopper")

@@ -1,7 +1,6 @@
 """The kernels of whole steps, compiled without a GPU: every launch, with the settings of a real one.
 
-This finds compiler errors without a GPU: a type mismatch, an instruction that the target lacks, tiles that
-exceed its shared memory. Nothing runs, so tensors hold no data.
+Finds type mismatches, missing instructions, too much shared memory. Nothing runs: tensors hold no data.
 """
 
 import math

@@ -1,5 +1,6 @@
 """Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from triton import knobs
 
 from engine.api.config import EngineConfig
 from engine.kernels.triton import precompile as rehearsal
+from engine.kernels.triton.keys import key_of
 from engine.kernels.triton.known import KnownKernels, engine_code, kernel_options, known_kernels
 from engine.kernels.triton.precompile import load_ahead, start_compiling, start_steps
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
@@ -316,6 +318,42 @@ def test_no_step_is_noted_if_a_kernel_cannot_be(
         process.setattr(KnownKernels, "note", note)
         assert steps_of_a_start(gpu, "a") == ["a"]
     assert not file.exists() or json.loads(file.read_text())["steps"] == []
+
+
+CALLERS = """
+import triton
+import triton.language as tl
+THREE = tl.constexpr(3)
+
+@triton.jit
+def shared(x):
+    return x + THREE
+
+@triton.jit
+def one(x):
+    tl.store(x, shared(1))
+
+@triton.jit
+def two(x):
+    tl.store(x, shared(2))
+"""
+
+
+def test_keys_do_not_depend_on_which_kernel_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's depend on whether a callee has its key already, and threads decide which caller is first."""
+    (tmp_path / "callers.py").write_text(CALLERS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def keys(*names: str, key: Callable[[Any], str] = key_of) -> dict[str, str]:
+        sys.modules.pop("callers", None)
+        module = importlib.import_module("callers")
+        return {name: key(getattr(module, name)) for name in names}
+
+    def plain(kernel: Any) -> str:
+        return str(kernel.cache_key)
+
+    assert keys("one", "two", key=plain) != keys("two", "one", key=plain), "Triton has changed"
+    assert keys("one", "two") == keys("two", "one")
 
 
 def test_the_code_of_the_engine_is_that_of_its_files() -> None:

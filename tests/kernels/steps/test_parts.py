@@ -184,6 +184,13 @@ def test_adapters_of_few_rows_take_no_launch_of_their_own(
     assert found.names.count("_gemm_with_terms") == (2 * len(LLAMA.layers) if one_launch else 0)
 
 
+@pytest.mark.parametrize(("rows", "products"), [(16, 2), (17, 1), (32, 1), (33, 0)])
+def test_which_products_are_in_one_launch_with_their_terms(rows: int, products: int) -> None:
+    """With more than 16 rows, gate and up are faster with an activation that adds to them."""
+    found = run_changed(rows, lambda *_: None, LLAMA, launched(rows, 4, LLAMA))
+    assert found.names.count("_gemm_with_terms") == products * len(LLAMA.layers)
+
+
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_a_part_without_launches_runs_in_torch_and_is_counted(rows: int) -> None:
     usual, found = run_changed(rows, lambda *_: None), run_changed(rows, as_class(PlainMLP))

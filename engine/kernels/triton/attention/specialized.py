@@ -152,22 +152,19 @@ def _blank(v_boxes, first, at, context, BOX: gl.constexpr, BOXES: gl.constexpr, 
 def _turn(
     best, total, mixed, weight, fade, query, none, k_smem, v_smem, k_full, k_empty, v_full, v_empty, turns,
     turn, my_turn, at, position, scale,
-    WHICH: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, IN_TURNS: gl.constexpr,
-    MASKED: gl.constexpr, LATE: gl.constexpr, scores: gl.constexpr, mixing: gl.constexpr,
+    WHICH: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    scores: gl.constexpr, mixing: gl.constexpr,
 ):  # fmt: skip
     """Ask for these keys' scores and for products with the weights before, and compute new weights."""
     stage, before = turn % STAGES, (turn - 1) % STAGES
     mbarrier.wait(k_full.index(stage), turn // STAGES & 1)
-    if IN_TURNS:
-        mbarrier.wait(turns.index(WHICH), my_turn & 1)
+    mbarrier.wait(turns.index(WHICH), my_turn & 1)
     keys = k_smem.index(stage).permute((1, 0))
     asked = warpgroup_mma(query, keys, none, use_acc=False, is_async=True)
-    if LATE:
-        mixed = mixed * gl.convert_layout(fade, gl.SliceLayout(1, mixing))[:, None]
+    mixed = mixed * gl.convert_layout(fade, gl.SliceLayout(1, mixing))[:, None]
     mbarrier.wait(v_full.index(before), (turn - 1) // STAGES & 1)
     adding = warpgroup_mma(weight, v_smem.index(before), mixed, is_async=True)
-    if IN_TURNS:
-        mbarrier.arrive(turns.index(1 - WHICH), count=1)
+    mbarrier.arrive(turns.index(1 - WHICH), count=1)
     score = warpgroup_mma_wait(1, deps=(asked,))
     mbarrier.arrive(k_empty.index(stage), count=1)
     if MASKED:
@@ -176,8 +173,6 @@ def _turn(
     total = _before(total)
     mixed, weight, new = warpgroup_mma_wait(0, deps=(adding, weight, new))
     mbarrier.arrive(v_empty.index(before), count=1)
-    if not LATE:
-        mixed = mixed * gl.convert_layout(fade, gl.SliceLayout(1, mixing))[:, None]
     return best, total, mixed, gl.convert_layout(new.to(weight.dtype), weight.type.layout), fade
 
 
@@ -187,7 +182,6 @@ def _attend(
     count, programs, scale,
     WHICH: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED: gl.constexpr,
     DIM: gl.constexpr, BOX: gl.constexpr, GATHERED: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IN_TURNS: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Attend with half the rows of each item."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -235,22 +229,21 @@ def _attend(
             turn += 1
             best, total, mixed, weight, fade = _turn(
                 best, total, mixed, weight, fade, query, none, k_smem, v_smem, k_full, k_empty, v_full,
-                v_empty, turns, turn, my_turn, at, position, scale, WHICH, KEYS, STAGES, IN_TURNS, False,
-                LATE, scores, mixing,
+                v_empty, turns, turn, my_turn, at, position, scale, WHICH, KEYS, STAGES, False, scores,
+                mixing,
             )  # fmt: skip
             my_turn += 1
         for at in range(gl.maximum(begin + KEYS, plain), end, KEYS):
             turn += 1
             best, total, mixed, weight, fade = _turn(
                 best, total, mixed, weight, fade, query, none, k_smem, v_smem, k_full, k_empty, v_full,
-                v_empty, turns, turn, my_turn, at, position, scale, WHICH, KEYS, STAGES, IN_TURNS, True,
-                LATE, scores, mixing,
+                v_empty, turns, turn, my_turn, at, position, scale, WHICH, KEYS, STAGES, True, scores,
+                mixing,
             )  # fmt: skip
             my_turn += 1
         mbarrier.arrive(q_empty, count=1)
 
-        if LATE:
-            mixed = mixed * gl.convert_layout(fade, gl.SliceLayout(1, mixing))[:, None]
+        mixed = mixed * gl.convert_layout(fade, gl.SliceLayout(1, mixing))[:, None]
         stage = turn % STAGES
         mbarrier.wait(v_full.index(stage), turn // STAGES & 1)
         if not GATHERED:
@@ -299,7 +292,6 @@ def _attend_specialized(
     out, mixes, sums, q, keys, values, tables, items, scale, count, programs, table_stride,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PADDED: gl.constexpr, DIM: gl.constexpr,
     BLOCK: gl.constexpr, GATHERED: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    IN_TURNS: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Like paged._attend, for heads of 128 without windows and the like, and an item's key heads in turn."""
     kind: gl.constexpr = keys.dtype
@@ -330,12 +322,12 @@ def _attend_specialized(
             (_attend, (
                 out, mixes, sums, items, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full,
                 v_empty, turns, count, programs, scale, 0, KV_HEADS, GROUP, PADDED, DIM, BOX, GATHERED, KEYS,
-                STAGES, IN_TURNS, LATE,
+                STAGES,
             )),
             (_attend, (
                 out, mixes, sums, items, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full,
                 v_empty, turns, count, programs, scale, 1, KV_HEADS, GROUP, PADDED, DIM, BOX, GATHERED, KEYS,
-                STAGES, IN_TURNS, LATE,
+                STAGES,
             )),
             (_load, (
                 keys, k_smem, k_full, k_empty, q, q_smem, q_full, q_empty, tables, items, count, programs,
@@ -361,9 +353,10 @@ def _attend_specialized(
 
 def attend_prompts(
     out: Tensor, mixes: Tensor, sums: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork,
-    scale: float, *, each: bool = False, in_turns: bool = True, late: bool = True,
+    scale: float,
 ) -> None:  # fmt: skip
-    """Fill `out`, or the partial results, for all items of the work. `each`: in programs of their own."""
+    """Fill `out`, or the partial results, for all items of the work."""
+    assert layer.sinks is None, "a plan of a spec without sinks, for a layer that has them"
     spec, tile, keys, values = layer.spec, work.tile, layer.keys, layer.values
     group, dim, box = spec.heads // spec.kv_heads, spec.key_dim, min(layer.block_size, tile.keys)
     if work.spans is not None:
@@ -378,10 +371,10 @@ def attend_prompts(
         [ROWS.value // tile.padded, 1, tile.padded, WIDE.value], OF_QUERIES,
     )  # fmt: skip
     count = spec.kv_heads * len(work.items)
-    programs = count if each else min(tile.programs, count)
+    programs = min(tile.programs, count)
     _attend_specialized[(programs,)](
         out, mixes, sums, queries, *boxes, tables, work.items, scale, count, programs, tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, PADDED=tile.padded, DIM=dim, BLOCK=layer.block_size,
-        GATHERED=work.spans is not None, KEYS=tile.keys, STAGES=tile.stages, IN_TURNS=in_turns, LATE=late,
+        GATHERED=work.spans is not None, KEYS=tile.keys, STAGES=tile.stages,
         num_warps=4, maxnreg=FOR_ALL,
     )  # fmt: skip

@@ -16,7 +16,8 @@ LONG = 2048  # context length from which the masked corner of a tall tile is rel
 # take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
 GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
-SPECIALIZED = 2**26  # prompts on Hopper with so many scores, over all heads, use specialized.py
+# Prompts on Hopper use specialized.py if they have so many scores, over all heads. 2**62: never.
+SPECIALIZED = 2**26
 # Over latents: shared memory for tiles of four times NARROW; the most pieces that a context is split into if
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.

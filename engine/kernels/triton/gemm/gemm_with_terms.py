@@ -41,6 +41,7 @@ from engine.kernels.triton.norm.swiglu import KINDS
 BEGUN, ENDED = tl.constexpr(5), tl.constexpr(6)
 LONG = 3 * SMALL  # numbers of a weight; reading fewer takes less time than the terms, one after the other
 AT_ONCE = 2 * ENOUGH  # programs that run at the same time
+MANY = 16  # with more rows, a product of more programs than that takes longer in one launch
 _WIDE = 128  # outputs per program of the terms
 _REGISTERS = 168  # leaves room for the next kernel; numbers that do not fit in them cost microseconds
 
@@ -140,7 +141,7 @@ def gemm_with_terms(
     beside = AT_ONCE - programs % AT_ONCE  # others that run at the same time
     how, parts = shrinking(x, adapters, max(8, beside))
     ahead, behind = parts * how["MODULES"], sum(triton.cdiv(each, _WIDE) for each in adapters.outputs)
-    if programs <= AT_ONCE and ahead + behind > beside:
+    if ahead + behind > beside if programs <= AT_ONCE else rows > MANY:
         return None
     out = torch.empty(cut.parts + 1, rows, outputs, dtype=torch.float32, device=x.device)
     narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
