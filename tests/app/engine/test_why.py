@@ -85,7 +85,11 @@ def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence:
 
 def test_what_ranks_send_is_shown() -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, joining=0.1, traffic=1e9 * n) for n in (1, 2))
-    text = described(explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS), 72, ASCII).plain
+    held = {"weights": 150_000_000}
+    text = described(
+        explain(shot(StepTimes(launch=0.0125), ranks=ranks, memory=held), SPEEDS), 72, ASCII
+    ).plain
+    assert "(of 150 MB on a rank: the embedding is only looked up)" in text
     assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
     assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
 
