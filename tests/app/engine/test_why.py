@@ -85,10 +85,8 @@ def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence:
 
 def test_what_ranks_send_is_shown() -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, joining=0.1, traffic=1e9 * n) for n in (1, 2))
-    held = {"weights": 150_000_000}
-    text = described(
-        explain(shot(StepTimes(launch=0.0125), ranks=ranks, memory=held), SPEEDS), 72, ASCII
-    ).plain
+    both = shot(StepTimes(launch=0.0125), ranks=ranks, memory={"weights": 150_000_000})
+    text = described(explain(both, SPEEDS), 72, ASCII).plain
     assert "(of 150 MB on a rank: the embedding is only looked up)" in text
     assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
     assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
@@ -131,9 +129,8 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
 def test_evicted_tokens_are_not_read() -> None:
     long = shot(StepTimes(launch=0.08), reads=Reads(100_000_000, ((0, 1000),), ((0, 1000),)))
     long = replace(long, requests=(long.requests[0]._replace(gone=50),))  # blocks, with a budget
-    speed = explain(long, SPEEDS)
-    assert speed.cache == (1007 - 800) * 1000
-    assert speed.arithmetic.amount == 2 * 25_000_000 + (1007 - 800) * 1000
+    assert explain(long, SPEEDS).cache == (1007 - 800) * 1000
+    assert explain(long, SPEEDS).arithmetic.amount == 2 * 25_000_000 + (1007 - 800) * 1000
     assert explain(replace(long, block_groups=2), SPEEDS).cache == 1007 * 1000, "other layers keep them"
 
 
@@ -143,11 +140,9 @@ def test_prompts_are_bound_by_compute() -> None:
 
 
 def test_attention_over_long_prompts_is_arithmetic() -> None:
-    """Of 512 tokens a step, after 20,000 to 20,512: 512 x 20,256 pairs of 1,000 operations."""
     reads = Reads(100_000_000, ((0, 1000),), attention=((0, 1000),))
     long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=1000.0, reads=reads)
-    (request,) = long.requests
-    long = replace(long, requests=(request._replace(phase="prefill", launched=20_512),))
+    long = replace(long, requests=(long.requests[0]._replace(phase="prefill", launched=20_512),))
     speed = explain(long, SPEEDS)
     assert speed.arithmetic.amount == 2 * 25_000_000 * 512 + 512 * 20_256 * 1000
     assert speed.sentence == "Compute-bound: 72% of the device's peak; prompts are being prefilled."
