@@ -192,8 +192,10 @@ def _client(address: Address, transport: httpx.AsyncBaseTransport | None) -> htt
         base_url=address.url,
         headers=address.headers,
         timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
-        verify=secure,  # creating a context is slow and not needed without TLS
-        trust_env=not address.near,  # a proxy from the environment cannot reach this machine's localhost
+        # Creating a context is slow and not needed without TLS. It obeys SSL_CERT_FILE, also on this machine,
+        # whose localhost a proxy from the environment cannot reach.
+        verify=httpx.create_ssl_context() if secure else False,
+        trust_env=not address.near,
         limits=limits,
         transport=transport,
     )
