@@ -4,10 +4,10 @@ import asyncio
 import json
 import os
 import random
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
 from ssl import SSLCertVerificationError as CertificateError
+from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol
 
 import httpx
@@ -191,7 +191,7 @@ class Link:
         return Hello(str(answer["boot"]), str(answer.get("model", "")), bool(answer.get("has_template")))
 
 
-def _certificates() -> ssl.SSLContext:
+def _certificates() -> SSLContext:
     """Those that are trusted. It obeys SSL_CERT_FILE also for addresses of this machine, as of a tunnel."""
     try:
         return httpx.create_ssl_context()
