@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
 from ssl import SSLCertVerificationError as CertificateError
+from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol
 
 import httpx
@@ -19,6 +21,12 @@ _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 SILENCE = 35.0  # seconds without data; the server sends a keepalive every 15 s
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two attempts, and their growth
 _BETWEEN = (502, 504)  # a proxy cannot reach the server
+
+
+_WAYS = {  # by the code of OpenSSL: self-signed, or of an unknown issuer; of another name or address
+    **dict.fromkeys((18, 19, 20, 21), "; set SSL_CERT_FILE to trust others"),
+    **dict.fromkeys((62, 64), "; use the name in it"),
+}
 
 
 class Cut(Exception):
@@ -183,6 +191,15 @@ class Link:
         return Hello(str(answer["boot"]), str(answer.get("model", "")), bool(answer.get("has_template")))
 
 
+def _certificates() -> SSLContext:
+    """Those that are trusted. It obeys SSL_CERT_FILE also for addresses of this machine, as of a tunnel."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        file, why = os.environ.get("SSL_CERT_FILE", ""), error.strerror or error
+        raise BadInput(f"cannot read the certificates of SSL_CERT_FILE, {file}: {why}") from None
+
+
 def _client(address: Address, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
     secure = address.url.startswith("https:")
     limits = httpx.Limits(max_connections=None)
@@ -192,7 +209,7 @@ def _client(address: Address, transport: httpx.AsyncBaseTransport | None) -> htt
         base_url=address.url,
         headers=address.headers,
         timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
-        verify=secure,  # creating a context is slow and not needed without TLS
+        verify=_certificates() if secure else False,  # creating a context is slow
         trust_env=not address.near,  # a proxy from the environment cannot reach this machine's localhost
         limits=limits,
         transport=transport,
@@ -260,8 +277,10 @@ def _why(error: Exception) -> str:
             return f"no connection within {_CONNECT:g} s"
         case httpx.ReadTimeout():
             return "it stopped responding"
-        case httpx.ConnectError() if any(isinstance(each, CertificateError) for each in _causes(error)):
-            return f"its certificate is not trusted ({error}); set SSL_CERT_FILE to trust others"
+        case httpx.ConnectError() if found := [
+            each for each in _causes(error) if isinstance(each, CertificateError)
+        ]:
+            return f"its certificate is not trusted ({error}){_WAYS.get(found[0].verify_code, '')}"
         case httpx.ConnectError():  # several addresses that fail together have no errno
             failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
             return f"no connection ({failure.strerror})" if failure and failure.errno else "no connection"

@@ -95,6 +95,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("tls_cert", "tls_key"):
         if (file := getattr(options, name)) and not os.path.isfile(file):
             raise BadInput(f"--{name.replace('_', '-')}: {file} does not exist")
+    if options.tls_cert:
+        _check_certificate(options.tls_cert, options.tls_key)
     if options.no_key and options.api_key_file:
         raise BadInput("--no-key and --api-key-file cannot be combined")
     if options.no_key and not options.uds and not is_loopback(options.host) and not options.insecure:
@@ -133,6 +135,18 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
+
+
+def _check_certificate(certificate: str, key: str) -> None:
+    import ssl
+
+    once = iter([""])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: next(once))
+    except OSError as error:
+        if next(once, None) is not None:  # else the key has a password, which the server will ask for
+            files = f"--tls-cert {certificate} and --tls-key {key}"
+            raise BadInput(f"{files} are not a certificate and its key: {error}") from None
 
 
 def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, object], given: str) -> None:

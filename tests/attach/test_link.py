@@ -2,6 +2,7 @@
 
 import asyncio
 from hashlib import sha256
+from pathlib import Path
 from ssl import SSLCertVerificationError
 
 import httpx
@@ -247,10 +248,33 @@ async def test_a_server_that_shuts_down_is_waited_for(own: Served) -> None:
         assert not it.events_of(LinkLost)[-1].ended
 
 
+def untrusted(code: int) -> SSLCertVerificationError:
+    """18: self-signed; 62: of another name; 10: expired."""
+    error = SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = code
+    return error
+
+
+@pytest.mark.parametrize("file", ["nothing.pem", "link.pem"])
+@run
+async def test_certificates_that_cannot_be_read_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    (tmp_path / "link.pem").write_text("no certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / file))
+    with pytest.raises(BadInput, match=f"cannot read the certificates of SSL_CERT_FILE, .*{file}: "):
+        await Link(Address("https://127.0.0.1:1")).open()
+
+
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (SSLCertVerificationError(1, "self-signed"), "its certificate is not trusted"),
+        (
+            untrusted(18),
+            "its certificate is not trusted (as httpx says it); set SSL_CERT_FILE to trust others",
+        ),
+        (untrusted(62), "its certificate is not trusted (as httpx says it); use the name in it"),
+        (untrusted(10), "its certificate is not trusted (as httpx says it)"),
         (ConnectionRefusedError(111, "refused"), "no connection (refused)"),
         (OSError("All connection attempts failed"), "no connection"),
     ],
@@ -268,6 +292,7 @@ async def test_connection_errors_are_classified_by_their_cause(cause: Exception,
         await link.open()
     assert words in str(caught.value)
     assert (words == "no connection") == str(caught.value).endswith(": no connection")
+    assert "trusted" not in words or str(caught.value).endswith(words)
     await link.close()
 
 

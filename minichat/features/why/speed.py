@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
+from engine.api.snapshot import RequestView, Snapshot, Speeds, StepSplit, StepTimes
 from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
@@ -52,7 +52,7 @@ class Speed:
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     """Explain the speed. `speeds` is None until the device has been measured."""
     times, rates = shot.step_times, shot.rates
-    caches = sum(shot.reads.of_context(each.launched) for each in shot.requests if each.phase in _RUNNING)
+    caches = sum(shot.reads.of_context(_kept(shot, each)) for each in shot.requests if each.phase in _RUNNING)
     cache = caches // max(1, len(shot.replicas))  # a step is one of one replica
     weights = shot.reads.weights if rates.steps else 0
     seconds = times.total or 1.0
@@ -80,12 +80,18 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     )
 
 
+def _kept(shot: Snapshot, request: RequestView) -> int:
+    """The tokens that its next one sees, apart from windows of single layers."""
+    gone = request.gone if shot.block_groups == 1 else 0  # other groups may still have them
+    return request.launched - gone * shot.block_size
+
+
 def _attention(shot: Snapshot) -> float:
     """Operations of attention per step: decodes have one token each, and prompts share the rest."""
     if not shot.rates.steps:
         return 0.0
-    decodes = [each.launched for each in shot.requests if each.phase == "decode"]
-    prompts = [each.launched for each in shot.requests if each.phase == "prefill"]
+    decodes = [_kept(shot, each) for each in shot.requests if each.phase == "decode"]
+    prompts = [_kept(shot, each) for each in shot.requests if each.phase == "prefill"]
     piece = max(shot.rates.step_tokens - len(decodes), 0) / max(len(prompts), 1)
     pieces = sum(piece * shot.reads.operations(max(each - piece / 2, 0)) for each in prompts)
     return (sum(map(shot.reads.operations, decodes)) + pieces) / max(1, len(shot.replicas))

@@ -90,7 +90,9 @@ def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence:
 
 def test_what_ranks_send_is_shown() -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, joining=0.1, traffic=1e9 * n) for n in (1, 2))
-    text = described(explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS), 72, ASCII).plain
+    both = shot(StepTimes(launch=0.0125), ranks=ranks, memory={"weights": 150_000_000})
+    text = described(explain(both, SPEEDS), 72, ASCII).plain
+    assert "(of 150 MB on a rank: the embedding is only looked up)" in text
     assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
     assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
 
@@ -129,30 +131,31 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
     assert near.cache == 16 * 500_000, "only the window is read"
 
 
+def test_evicted_tokens_are_not_read() -> None:
+    long = shot(StepTimes(launch=0.08), reads=Reads(100_000_000, ((0, 1000),), ((0, 1000),)))
+    long = replace(long, requests=(long.requests[0]._replace(gone=50),))  # blocks, with a budget
+    assert explain(long, SPEEDS).cache == (1007 - 800) * 1000
+    assert explain(long, SPEEDS).arithmetic.amount == 2 * 25_000_000 + (1007 - 800) * 1000
+    assert explain(replace(long, block_groups=2), SPEEDS).cache == 1007 * 1000, "other layers keep them"
+
+
 def test_prompts_are_bound_by_compute() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
     assert speed.sentence == "Compute-bound: 51% of the device's peak; prompts are being prefilled."
 
 
 def test_attention_over_long_prompts_is_arithmetic() -> None:
-    """Of 512 tokens a step, after 20,000 to 20,512: 512 x 20,256 pairs of 1,000 operations."""
     reads = Reads(100_000_000, ((0, 1000),), attention=((0, 1000),))
     long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=1000.0, reads=reads)
-    (request,) = long.requests
-    long = replace(long, requests=(request._replace(phase="prefill", launched=20_512),))
-    products = 2 * 25_000_000 * 512
+    long = replace(long, requests=(long.requests[0]._replace(phase="prefill", launched=20_512),))
     speed = explain(long, SPEEDS)
-    assert speed.arithmetic.amount == products + 512 * 20_256 * 1000
+    assert speed.arithmetic.amount == 2 * 25_000_000 * 512 + 512 * 20_256 * 1000
     assert speed.sentence == "Compute-bound: 72% of the device's peak; prompts are being prefilled."
     slow = replace(long, reads=reads._replace(attention=((0, 6000),)), step_times=StepTimes(launch=5.0))
     assert explain(slow, SPEEDS).sentence == (
         "Limited by attention over long prompts: it is 71% of the arithmetic, "
         "which reaches 18% of the device's peak."
     )
-    decode = replace(long, requests=(request._replace(launched=2000),), rates=shot(StepTimes()).rates)
-    assert explain(decode, SPEEDS).arithmetic.amount == 2 * 25_000_000 + 2000 * 1000
-    near = replace(long, reads=reads._replace(attention=((16, 1000),)))
-    assert explain(near, SPEEDS).arithmetic.amount == products + 512 * 16 * 1000
     short = replace(long, reads=reads._replace(attention=()), step_times=StepTimes(launch=5.0))
     assert explain(short, SPEEDS).sentence.endswith("; a step of 512 tokens does not fill the device.")
 

@@ -1,5 +1,6 @@
 """Access: keys, paths, hosts, sockets and TLS."""
 
+import asyncio
 import shutil
 import ssl
 import stat
@@ -16,6 +17,8 @@ from engine.server.config import ServerConfig
 from engine.server.http.auth import prefix_salt
 from engine.server.http.binding import tcp_socket, unix_socket
 from engine.server.http.listen import server
+from minichat.clients.address import Address
+from minichat.clients.link import Link
 from tests.server.conftest import KEY, MODEL, PLAIN, Served, dry, raw, serving
 from tests.waiting import becomes
 
@@ -254,7 +257,7 @@ class TestSockets:
         with pytest.raises(BadInput, match="port 70000"):
             tcp_socket("127.0.0.1", 70_000)
 
-    def test_tls_with_files(self, tmp_path: Path) -> None:
+    def test_tls_with_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
         if (openssl := shutil.which("openssl")) is None:
             pytest.skip("no openssl to make a certificate with")
@@ -272,6 +275,14 @@ class TestSockets:
         url = f"https://127.0.0.1:{bound.getsockname()[1]}"
         context = ssl.create_default_context(cafile=certificate)
         assert httpx.get(f"{url}/health", verify=context).status_code == 200
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # for a tunnel to another machine, too
+        asyncio.run(self._attach(Address(url, key=KEY)))
         built.end()
         thread.join(10)
         host.close()
+
+    @staticmethod
+    async def _attach(address: Address) -> None:
+        link = Link(address)
+        await link.open()
+        await link.close()

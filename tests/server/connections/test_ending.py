@@ -223,6 +223,7 @@ class TestCommand:
             (["--no-key", "--api-key-file", str(empty)], "cannot be combined"),
             (["--tls-cert", str(empty)], "must be used together"),
             (["--tls-cert", "none", "--tls-key", "none"], "none does not exist"),
+            (["--tls-cert", str(own), "--tls-key", str(own)], "are not a certificate and its key: "),
             (["--api-key-file", str(empty)], "contains no key"),
             (["--api-key-file", str(short)], "use 16 or more"),
             (["--api-key-file", str(tmp_path)], "cannot read"),
