@@ -1,0 +1,68 @@
+"""What limits the speed of a step of several stages or ranks."""
+
+import pytest
+
+from engine.api.snapshot import RankView, StepTimes
+from minichat.features.why.feature import described
+from minichat.features.why.speed import explain
+from minichat.ui.monitor.pane import ASCII
+from tests.app.engine.test_why import SPEEDS, shot
+
+
+@pytest.mark.parametrize(
+    ("bubbles", "sentence"),
+    [
+        (
+            (0.5, 0.6),
+            "Limited by the pipeline: its 2 stages have nothing to do for 55% of the time with 1 row; "
+            "more concurrent chats keep them busy.",
+        ),
+        (
+            (0.6, 0.02, 0.4),
+            "Limited by stage 2 of 3: the others have nothing to do for 50% of the time; more concurrent "
+            "chats do not change that.",
+        ),
+        (
+            (0.1, 0.2),
+            "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
+            "up to about 20 concurrent chats cost almost nothing.",
+        ),
+    ],
+)
+def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence: str) -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, stage=n, bubble=each) for n, each in enumerate(bubbles))
+    assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("joining", "sentence"),
+    [
+        (
+            (0.4, 0.6),
+            "Limited by the exchanges of 2 ranks: these take 50% of a step, with the wait for the slower "
+            "one; fewer ranks may be faster.",
+        ),
+        (
+            (0.9, 0.9),
+            "Limited by the exchanges of 2 ranks: these take 11 ms of a step, and one device would read what "
+            "the others do in 10 ms; if all fits there, that is faster.",
+        ),
+        (
+            (0.1, 0.2),
+            "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
+            "up to about 20 concurrent chats cost almost nothing.",
+        ),
+    ],
+)
+def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence: str) -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=each) for n, each in enumerate(joining))
+    assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
+
+
+def test_what_ranks_send_is_shown() -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=0.1, traffic=1e9 * n) for n in (1, 2))
+    both = shot(StepTimes(launch=0.0125), ranks=ranks, memory={"weights": 150_000_000})
+    text = described(explain(both, SPEEDS), 72, ASCII).plain
+    assert "(of 150 MB on a rank: the embedding is only looked up)" in text
+    assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
+    assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
