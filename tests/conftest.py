@@ -103,8 +103,6 @@ def exclude_imported() -> None:
         _imported = len(sys.modules)
         gc.collect()
         gc.freeze()
-    elif not gc.get_freeze_count():  # an engine was closed, which collects garbage and unfreezes all
-        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
