@@ -84,6 +84,5 @@ def example(kind: StepKind, vocab: int, *, samples: bool = True) -> tuple[ModelI
     """
     rows = Rows.of([StepRow(0, 0, 0, length, True) for length in (*[1] * kind.rows, kind.prompt)])
     ids = np.zeros(kind.rows + kind.prompt, np.int64)
-    return ModelInput(rows, ids, kind.rows, rows, {}), sampling_of(
-        kind, len(rows), vocab
-    ) if samples else None
+    inputs = sampling_of(kind, len(rows), vocab) if samples else None
+    return ModelInput(rows, ids, kind.rows, rows, {}), inputs
