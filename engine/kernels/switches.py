@@ -1,4 +1,4 @@
-"""New launches, each of which can be turned off. They are off until a GPU has timed them (docs/gpu-steps.md).
+"""New launches, each of which can be turned off; off are those that no GPU has timed (docs/gpu-steps.md).
 
 tests/kernels/steps/recorded has what is launched: after a change, write it again (test_launches.py).
 """
