@@ -4,6 +4,7 @@ Blocks stay in the memory of the sender's GPU, from where the others copy them, 
 memory. Otherwise they go through host memory, which is pinned when it is first needed.
 """
 
+import atexit
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
@@ -20,6 +21,7 @@ from engine.distributed.device_memory import DeviceMemory, opened_bytes
 from engine.distributed.memory import mapped
 from engine.kv.store import KVStore
 from engine.kv.tiers.exchange import ExchangeTier
+from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.segment import Lent
 
 _PORTABLE = 1  # a flag: pinned for all of the process's contexts
@@ -45,6 +47,8 @@ def exchange_tier(option: str, store: KVStore, device: torch.device) -> Exchange
     peers = GpuPeers(device, lent_bytes(option, device)) if place.gpus else None
     pinned = _Pinned(memory, device)
     tier = pinned.tier = ExchangeTier(memory, place.segments, place.own, store, pinned, peers)
+    if peers is not None and peers.lent is not None:
+        atexit.register(tier.close)  # a process that ends gives its GPU's memory back while it still runs
     if peers is None or (place.own is not None and peers.lent is None):
         pinned()
     return tier
@@ -93,7 +97,7 @@ def _lent(device: torch.device, nbytes: int) -> Lent | None:
     memory: DeviceMemory | None = None
     try:
         memory = DeviceMemory(nbytes, device)
-        return Lent(memory.bytes, nbytes, memory.handle())
+        return Lent(memory.bytes, nbytes, memory.handle(), Lender.of(os.getpid()))
     except (EngineError, OSError, RuntimeError) as error:
         log.warning("blocks are sent through host memory: %d bytes of %s: %s", nbytes, device, error)
         if memory is not None:

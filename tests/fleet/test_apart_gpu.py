@@ -8,13 +8,14 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
-from engine.api.events import Event, PromptSent, Transferred
+from engine.api.events import Admitted, Event, PromptSent, RequestEvent, Transferred
 from engine.api.params import SamplingParams
 from engine.api.snapshot import EXCHANGE
 from engine.fleet.apart import ApartFleet
@@ -35,6 +36,7 @@ GPUS = [
 ]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
+SCORED = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=1)
 
 
 class Engines:
@@ -58,6 +60,20 @@ class Engines:
         self.one.submit(text[: (len(text) - 1) // 16 * 16], ONE).result()
         return list(self.one.submit(text, GREEDY).result().tokens)
 
+    def doubt(self, text: list[int], reply: list[int]) -> float:
+        """How much likelier another token than that of the reply is, if one engine computes all at once."""
+        stream = self.one.submit([*text, *reply], SCORED)
+        scored = [each for delta in stream for each in delta.prompt_logprobs]
+        return max(each.top[0][1] - each.logprob for each in scored[-len(reply) :])
+
+    def told(self, request: int) -> str:
+        """Where the blocks of a request came from."""
+        mine = [each for each in self.events if isinstance(each, RequestEvent) and each.request == request]
+        sent = [f"{each.sent} sent" + f" {each.error}"[:40] for each in mine if isinstance(each, PromptSent)]
+        loads = [each for each in mine if isinstance(each, Transferred) and each.load]
+        cached = [f"{each.cached} tokens cached" for each in mine if isinstance(each, Admitted)]
+        return ", ".join([*sent, *(f"{each.blocks} loaded {each.error}" for each in loads), *cached])
+
     def sends(self, way: str) -> Callable[[], bool]:
         """Whether a prompt's blocks go this way. They cannot until memory is pinned or opened."""
 
@@ -71,13 +87,11 @@ class Engines:
 
 
 @contextmanager
-def engines(
-    folder: Path, gpus: tuple[int, int], *, direct: bool, kv_scheme: KvSchemeName = "none"
-) -> Iterator[Engines]:
+def engines(folder: Path, gpus: tuple[int, int], *, direct: bool, **config: Any) -> Iterator[Engines]:
     make("llama", folder)
     prompts, replies = (
         EngineConfig(
-            model=str(folder), device=f"cuda:{gpu}", dtype="bfloat16", blocks=128, kv_scheme=kv_scheme
+            model=str(folder), **{"device": f"cuda:{gpu}", "dtype": "bfloat16", "blocks": 128} | config
         )
         for gpu in gpus
     )
@@ -123,16 +137,28 @@ def test_replies_are_those_after_a_hit_in_the_prefix_cache(
 
 
 @pytest.mark.parametrize("gpus", GPUS)
-def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, gpus: tuple[int, int]) -> None:
-    with engines(tmp_path, gpus, direct=True) as made:
+@pytest.mark.parametrize(("dtype", "doubt"), [("float32", 1e-3), ("bfloat16", 0.15)])
+def test_a_killed_engine_for_prompts_costs_no_reply(
+    tmp_path: Path, gpus: tuple[int, int], dtype: str, doubt: float
+) -> None:
+    """Some prompts are loaded, and some computed at once: the last bit of these may decide another token.
+    `doubt`: how much less likely a token may be then, in nats.
+    """
+    with engines(tmp_path, gpus, direct=True, dtype=dtype) as made:
         assert becomes(made.sends("gpu"), tick=0.2)
         replies = made.pids[1]
         texts = [made.text(200 + at) for at in range(8)]
         streams = [made.fleet.submit(each, GREEDY) for each in texts]
         assert becomes(lambda: made.of(streams[0].id), tick=0.001), "blocks of some are being loaded"
         os.kill(made.pids[0], signal.SIGKILL)
-        for text, stream in zip(texts, streams, strict=True):
-            assert list(stream.result().tokens) == made.expected(text)
+        found = [list(each.result().tokens) for each in streams]
+        others = list[float]()
+        for text, stream, reply in zip(texts, streams, found, strict=True):
+            same = reply == (expected := made.expected(text))
+            others += [] if same else [made.doubt(text, reply)]
+            print(made.told(stream.id), "" if same else f"{reply} instead of {expected}, doubt {others[-1]}")
+        assert all(each < doubt for each in others)
+        assert len(others) <= 2, "most have no such tokens"
         assert becomes(lambda: [each.state for each in made.fleet.snapshot().replicas] == ["ready"] * 2)
         assert becomes(made.sends("gpu"), tick=0.2), "the new one's memory is opened"
         assert made.pids[1] == replies, "that of the replies has died, too"

@@ -4,6 +4,8 @@ import gc
 import itertools
 import logging
 import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from itertools import cycle
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from engine.api.events import log
 from engine.api.params import SamplingParams
 from engine.distributed.memory import anonymous, mapped
+from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.segment import Lent, clear
 from engine.kv.tiers.tier import Transfer
 from engine.serving.engine import Engine
@@ -35,12 +38,12 @@ class Devices:
         self.opened: list[weakref.ref[Opening]] = []
         self.failing, self.late = False, 0  # how many looks it takes to open memory
 
-    def sender(self, blocks: int = 64) -> "Device":
-        """A device that lends memory for so many blocks."""
-        handle = f"{len(self.lent):064}".encode()
+    def sender(self, blocks: int = 64, pid: int = 0, handle: bytes = b"") -> "Device":
+        """A device that lends memory for so many blocks. `pid`: of its process, if not this one."""
+        handle = handle or f"{len(self.lent):064}".encode()
         memory = np.zeros(blocks * LedgerForm.block_nbytes, np.uint8)
         self.lent[handle] = memory
-        return Device(self, Lent(memory, memory.nbytes, handle))
+        return Device(self, Lent(memory, memory.nbytes, handle, Lender.of(pid or os.getpid())))
 
     def reader(self) -> "Device":
         return Device(self, None)
@@ -178,6 +181,48 @@ def test_a_dead_senders_memory_is_given_back(caplog: pytest.LogCaptureFixture) -
     later, _ = shared.engine(0, devices.sender())
     assert compute(later, prompt(1, 60)) == [3]
     assert reply(receiver, prompt(1, 60)) == (alone(prompt(1, 60), 4), 48)
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+@pytest.mark.parametrize("first", ["the end", "the copy"])
+def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
+    first: str, reaped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its memory may have become another's before the copy has ended. Its segment is not cleared yet."""
+    caplog.set_level(logging.ERROR, log.name)  # a traceback that is kept would keep the copy
+    shared, devices, text = Shared(64), Devices(), prompt(0, 100)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        sender, _ = shared.engine(0, devices.sender(pid=process.pid))
+        receiver, _ = shared.engine(None, devices.reader())
+        compute(sender, text)
+
+        def end() -> None:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
+            for memory in devices.lent.values():
+                memory[:] = 99
+
+        def moved(blocks: LedgerBlocks, work: Callable[[], None]) -> Transfer:
+            works = [end, work] if first == "the end" else [work, end]
+            return DelayedTransfer(lambda: [each() for each in works] and None, 1)
+
+        with patch.object(LedgerBlocks, "move", moved):
+            assert reply(receiver, text) == (alone(text, 4), 0), "it computes the prompt itself"
+        assert devices.kept() == 0
+        compute(sender, prompt(1, 100))
+        assert reply(receiver, prompt(1, 100)) == (alone(prompt(1, 100), 4), 0)
+
+
+def test_a_handle_that_another_process_has_again_is_opened_again() -> None:
+    shared, devices = Shared(64), Devices()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        receiver, _ = shared.engine(None, devices.reader())
+        for pid in (os.getpid(), process.pid):
+            sender, _ = shared.engine(0, devices.sender(pid=pid, handle=bytes(63) + b"1"))
+            text = prompt(pid % 10, 100)
+            compute(sender, text)
+            assert reply(receiver, text) == (alone(text, 4), 96)
+        process.kill()
 
 
 def test_closed_engines_keep_nothing_of_others() -> None:

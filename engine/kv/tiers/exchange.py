@@ -177,7 +177,11 @@ class _Then(Transfer):
 
 
 def _check(places: Sequence[BlockPlace], *, whole: bool) -> None:
-    """Raise if a block was replaced while it was copied."""
-    lost = sum(not place.whole for place in places)
-    if whole and lost:
-        raise OSError(f"{lost} of {len(places)} blocks were replaced while they were loaded")
+    """Raise if a block was replaced while it was copied, or if its memory may have been."""
+    if not whole:
+        return
+    for segment in {place.segment for place in places}:
+        if not segment.lent:
+            segment.drop()
+    if lost := sum(not place.whole for place in places):
+        raise OSError(f"{lost} of {len(places)} blocks were lost or replaced while they were loaded")

@@ -2,7 +2,8 @@
 
 The blocks follow the table in host memory, or are in the memory of the sender's GPU. Its handle is in the
 header then. A reader that cannot open it refuses the generation, also in the header, and the sender begins
-another one in host memory.
+another one in host memory. The header also says which process lends the memory: what was copied from there
+counts only if that process was alive after the copy.
 """
 
 import os
@@ -15,13 +16,14 @@ import numpy as np
 from engine.api.errors import EngineError
 from engine.api.events import log
 from engine.kv.host_memory import Pairs
+from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.tier import BlockName
 
 PAGE = 4096
 _NAME = 32  # bytes
 _ENTRY = _NAME + 8  # bytes of a slot in the table: its name, and its number
 # Places in the header. Readers write only _REFUSED.
-_GENERATION, _STRIDE, _HEAD, _DONE, _LENT, _REFUSED = range(6)
+_GENERATION, _STRIDE, _HEAD, _DONE, _LENT, _REFUSED, _PID, _BEGAN = range(8)
 HANDLE = 64  # bytes of a handle
 _HANDLE = slice(PAGE - HANDLE, PAGE)
 
@@ -48,6 +50,7 @@ class Lent(NamedTuple):
     memory: Any  # bytes, as the engine itself sees them
     nbytes: int
     handle: bytes
+    lender: Lender
 
 
 class Peers(Protocol):
@@ -93,11 +96,17 @@ class Segment:
         """Forget the generation. A device's memory is given back when no copy uses it any more."""
         self.generation = self.seen = self.size = 0
         self.slab: Any = None
-        self._opened: tuple[bytes, Any] = b"", None
+        self._lender: Lender | None = None  # None: the blocks are in host memory
+        self._opened: tuple[tuple[bytes, Lender | None], Any] = (b"", None), None
 
     @property
     def used(self) -> int:
         return min(self.size, int(self.header[_DONE]))
+
+    @property
+    def lent(self) -> bool:
+        """Whether nobody can have taken the memory of the blocks yet."""
+        return self._lender is None or self._lender.alive
 
     def _lay_out(self, form: BlockFormat, device: Any, nbytes: int) -> None:
         """`device`: the memory of the blocks; None: they follow the table."""
@@ -114,12 +123,14 @@ class Segment:
     # The owner's side
 
     def begin(self, form: BlockFormat, lent: Lent | None) -> None:
-        device, nbytes, handle = lent or (None, 0, bytes(HANDLE))
+        device, nbytes, handle, lender = lent or (None, 0, bytes(HANDLE), None)
         self.header[_GENERATION] = 0
         self._lay_out(form, device, nbytes)
         self.numbers[:] = 0
         self.header[_HEAD] = self.header[_DONE] = 0
         self.header[_STRIDE], self.header[_LENT] = form.block_nbytes, nbytes
+        self.header[_PID], self.header[_BEGAN] = lender or (0, 0)
+        self._lender = lender
         self._memory[_HANDLE] = np.frombuffer(handle, np.uint8)
         self.generation, self.seen = time.time_ns(), 0
         self.header[_GENERATION] = self.generation
@@ -171,15 +182,19 @@ class Segment:
         """Adopt the owner's new generation. False: not yet, or it cannot be read."""
         header, handle = self.header, self._memory[_HANDLE].tobytes()
         nbytes, stride, refused = (int(header[at]) for at in (_LENT, _STRIDE, _REFUSED))
+        lender = Lender(int(header[_PID]), int(header[_BEGAN])) if nbytes else None
         if header[_GENERATION] != generation or stride != form.block_nbytes:  # a cache in another scheme
             return False
+        if lender is not None and not lender.alive:
+            return False
+        key = handle, lender  # another process may have the same handle for other memory
         if not nbytes:
             if not self._ready():
                 return False
-            self._opened = b"", None
+            self._opened = key, None
         elif refused == generation:
             return False
-        elif handle != self._opened[0]:
+        elif key != self._opened[0]:
             try:
                 device = self._open(handle, nbytes)
             except (OSError, RuntimeError, EngineError) as error:
@@ -188,7 +203,8 @@ class Segment:
                 return False
             if device is None:
                 return False
-            self._opened = handle, device
+            self._opened = key, device
+        self._lender = lender
         self._lay_out(form, self._opened[1], nbytes)
         self.generation, self.seen = generation, 0
         return True
