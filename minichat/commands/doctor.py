@@ -230,7 +230,7 @@ def _gpus() -> str:
 
 def _ranks() -> dict[str, str]:
     """How many processes can share the built-in model on each kind of device."""
-    found = {"cuda": _gpus()}
+    found = {"cuda": f"{_gpus()}. A model of 0.6B is faster on one with up to 32 replies"}
     try:
         able = possible_ranks(read_config(find_model(None).folder), _MOST_RANKS)
     except EngineError as error:

@@ -43,7 +43,9 @@ def test_it_prints_a_report(run: Run) -> None:
     assert "Pipeline (--pp)\n  cpu                available; the built-in model has up to 8 stages" in ran.out
     count = torch.cuda.device_count()
     gpus = f"{'available' if count > 1 else 'needs two GPUs or more'}; this machine has {count}"
-    assert ran.out.count(f"  cuda               {gpus}\n") == 2
+    small = "A model of 0.6B is faster on one with up to 32 replies"
+    assert f"  cuda               {gpus}. {small}\n" in ran.out, "ranks"
+    assert f"  cuda               {gpus}\n" in ran.out, "stages"
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 

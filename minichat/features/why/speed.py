@@ -8,6 +8,7 @@ from minichat.ui.monitor.figures import duration
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
 _HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
+_NOTED = 0.05  # the share of a step from which on exchanges are worth a change
 _FULL = 0.1  # the share of its time without work below which a stage of a pipeline is busy
 _RUNNING = ("prefill", "decode")
 
@@ -137,7 +138,7 @@ def _sentence(
                 f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
                 f"the time with {chats}; more concurrent chats keep them busy."
             )
-    if alone := _faster_alone(shot, memory):
+    if alone := _faster_alone(shot, memory, arithmetic):
         return alone
     if shot.joining >= _HELD:
         return (
@@ -166,18 +167,25 @@ def _sentence(
     )
 
 
-def _faster_alone(shot: Snapshot, memory: Use) -> str:
-    """Whether one device would read what the other ranks do in less time than the exchanges take."""
+def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
+    """Whether one device would do what the other ranks do in less time than the exchanges take. Work that
+    does not fill the device takes about as long for all ranks' parts as for one's.
+    """
     ranks = len(shot.ranks)
     if ranks < 2 or shot.bubbles or shot.rates.prefill > shot.rates.decode:
         return ""
     exchanges = shot.joining * shot.step_times.total
     alone = (ranks - 1) * memory.amount / memory.most
-    if exchanges <= alone:
+    small = arithmetic.amount and max(memory.share, arithmetic.share) < _HELD
+    if exchanges > alone:
+        why = f"one device would read what the others do in {duration(alone)}"
+    elif small and shot.joining >= _NOTED:
+        why = f"the rest uses only {memory.share:.0%} of a device's memory bandwidth"
+    else:
         return ""
     return (
-        f"Limited by the exchanges of {ranks} ranks: these take {duration(exchanges)} of a step, and one "
-        f"device would read what the others do in {duration(alone)}; if all fits there, that is faster."
+        f"Limited by the exchanges of {ranks} ranks: these take {duration(exchanges)} of a step, and {why}; "
+        "if all fits on one device, that is faster."
     )
 
 

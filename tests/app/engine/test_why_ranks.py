@@ -2,11 +2,14 @@
 
 import pytest
 
-from engine.api.snapshot import RankView, StepTimes
+from engine.api.snapshot import RankView, Reads, Speeds, StepTimes
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII
 from tests.app.engine.test_why import SPEEDS, shot
+
+H200 = Speeds(read=4.25e12, multiply=700e12)
+HALF = Reads(596_000_000, ((0, 57_344 // 2),))  # the rows of `shot` have twice the tokens of those measured
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence
         (
             (0.9, 0.9),
             "Limited by the exchanges of 2 ranks: these take 11 ms of a step, and one device would read what "
-            "the others do in 10 ms; if all fits there, that is faster.",
+            "the others do in 10 ms; if all fits on one device, that is faster.",
         ),
         (
             (0.1, 0.2),
@@ -57,6 +60,27 @@ def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence
 def test_exchanges_of_ranks_are_the_reason(joining: tuple[float, ...], sentence: str) -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, joining=each) for n, each in enumerate(joining))
     assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("rows", "joining", "two", "one"),
+    [
+        (1, 0.092, 0.93, 0.637),
+        (8, 0.176, 1.13, 1.10),
+        (32, 0.206, 1.82, 1.47),
+        (128, 0.243, 2.51, 3.33),
+        (256, 0.199, 3.65, 5.75),
+    ],
+)
+def test_one_device_is_said_to_be_faster_where_it_was(
+    rows: int, joining: float, two: float, one: float
+) -> None:
+    """Milliseconds of a step of 0.6B on two H200s and on one (benchmarks/results/gpu_ranks.jsonl)."""
+    ranks = tuple(RankView(n, "cuda", n, 0, joining=joining) for n in (0, 1))
+    found = shot(
+        StepTimes(wait=two / 1e3), ranks=ranks, rows=rows, reads=HALF, dtype="bfloat16", device="cuda"
+    )
+    assert ("on one device" in explain(found, H200).sentence) == (one < two)
 
 
 def test_what_ranks_send_is_shown() -> None:
