@@ -176,7 +176,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         "--meet",
         type=given,
         metavar="HOST:PORT:FILE",
-        help="the other ranks of --tp run on other machines: they connect to this address with "
+        help="the other ranks of --tp or --pp run on other machines: they connect to this address with "
         "`minichat rank`, and the file has a secret that they must have, too",
     )
     group = command.add_argument_group("serving")

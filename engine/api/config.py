@@ -135,8 +135,8 @@ class EngineConfig:
         self._need("meet", "HOST:PORT:FILE", self.meet is None or isinstance(self.meet, str))
         if self.meet is not None:
             MeetingPlace.parse(self.meet)
-            if self.tp == 1 or self.pp > 1:
-                raise BadInput("meet needs tp above 1, without pp: stages run on one machine")
+            if self.ranks == 1:
+                raise BadInput("meet needs tp or pp above 1")
         if self.drafts_itself and self.ranks > 1:
             raise BadInput(f"draft: {OWN_HEAD} runs in one process only; leave tp and pp at 1")
         if self.drafts_itself and self.forgets:

@@ -31,6 +31,8 @@ def why_not(config: EngineConfig, device: torch.device) -> str:
     first, ranks, there = device.index or 0, config.ranks, torch.cuda.device_count()
     if config.tp > 1 and config.pp > 1 and not STAGES_OF_RANKS:
         return "stages of several ranks (tp) run on CPUs only so far"
+    if config.meet is not None and config.pp > 1:
+        return "stages on several machines run on CPUs only so far"
     if config.tp > 1 and config.attention not in ("auto", "triton"):
         return f"ranks on GPUs do not support the attention backend {config.attention!r}; use triton"
     if config.meet is None and first + ranks > there:

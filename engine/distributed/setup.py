@@ -27,7 +27,7 @@ from engine.distributed.loop import RankLoop, StepReader
 from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
 from engine.distributed.stage_loop import StageLoop
-from engine.distributed.stages import PipelineLink, stage_of
+from engine.distributed.stages import PipelineLink, far_stages, near_stages, stage_of
 from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
 from engine.timeline import timed
@@ -65,10 +65,16 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
         own_identity = identity(config, place, gpus) | kind_of(device)
     link.send({"hello": own_identity | {"pid": str(os.getpid())}})
     config, ring = own, _reader(given)
+    board = _board(given) if start["grouped"] else None
     if config.pp > 1:
-        stages = PipelineLink(rank, config, device, start["meeting"])
+        meeting = start["meeting"]
+        if board is not None and meeting is None:
+            group = far_stages(rank, config, board)
+        else:
+            group = near_stages(rank, config, device, meeting)
+        stages = PipelineLink(rank, config, device, group)
     with timed("memory for exchanges"):
-        sums = _collective(rank, config, device, given, grouped=start["grouped"])
+        sums = _collective(rank, config, device, given, board)
     peers = sums if not isinstance(sums, SharedMemoryCollective | GroupCollective) else None
     if peers is not None:
         link.send({"handle": peers.handle()})
@@ -97,14 +103,13 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
 
 
 def _collective(
-    rank: int, config: EngineConfig, device: torch.device, given: dict[str, Any], *, grouped: bool
+    rank: int, config: EngineConfig, device: torch.device, given: dict[str, Any], board: Board | None
 ) -> "SharedMemoryCollective | GroupCollective | PeerCollective":
-    connection = _socket(given, "board")
-    if grouped:
-        group = group_collective(rank, config, Board([connection], given.get("host", LOOPBACK)), device)
+    if board is not None:
+        group = group_collective(rank, config, board, device)
         group.connect()
         return group
-    connection.close()
+    _socket(given, "board").close()
     memory, wake, woken, alarm = given["wires"]
     ends = Wires(memory, tuple(wake), tuple(woken), (alarm[0], alarm[1]))
     collective = SharedMemoryCollective(rank % config.tp, ends)
@@ -114,6 +119,10 @@ def _collective(
     from engine.distributed.peers import PeerCollective
 
     return PeerCollective(collective, device)
+
+
+def _board(given: dict[str, Any]) -> Board:
+    return Board([_socket(given, "board")], given.get("host", LOOPBACK))
 
 
 def _reader(given: dict[str, Any]) -> StepReader:

@@ -17,7 +17,9 @@ from torch._C._distributed_c10d import FileStore
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.distributed.collective import LIMIT
+from engine.distributed.groups.board import Board
 from engine.distributed.groups.clocks import CpuClock, GpuClock
+from engine.distributed.groups.neighbors import Neighbors
 from engine.distributed.groups.process_group import LOOPBACK, process_group
 
 _MOST = 8  # streams that may wait for the next stage, which is far behind then
@@ -36,19 +38,32 @@ def stage_name(stage: int, config: EngineConfig) -> str:
     return f"stage {stage + 1} of {config.pp}"
 
 
+def near_stages(rank: int, config: EngineConfig, device: torch.device, meeting: int) -> Any:
+    """The group of stages on one machine. `meeting`: the descriptor of a file in which they find each other.
+    It must stay open as long as the group.
+    """
+    store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)
+    return process_group(store, rank, config.ranks, device, LOOPBACK, LIMIT)
+
+
+def far_stages(rank: int, config: EngineConfig, board: Board) -> Neighbors:
+    """The group of stages that may be on several machines, on CPUs."""
+    stage = stage_of(rank, config)
+    before = None if stage == 0 else rank + config.tp
+    after = None if stage == config.pp - 1 else rank - config.tp
+    return Neighbors(rank, before, after, board)
+
+
 class PipelineLink:
     """Between a rank and those with the same place in the stages before and after. One thread uses it."""
 
-    def __init__(self, rank: int, config: EngineConfig, device: torch.device, meeting: int) -> None:
-        """Wait until all ranks have connected. `meeting`: the descriptor of a file in which they find each
-        other. It must stay open as long as the link.
-        """
+    def __init__(self, rank: int, config: EngineConfig, device: torch.device, group: Any) -> None:
+        """Wait until all ranks have connected. `group`: as `near_stages` or `far_stages` make it."""
         stage = stage_of(rank, config)
         self.stages, self.first, self.last = config.pp, stage == 0, stage == config.pp - 1
         self._before, self._after = rank + config.tp, rank - config.tp
         self._device, self._clock = device, GpuClock() if device.type == "cuda" else CpuClock()
-        store = FileStore(f"/proc/self/fd/{meeting}", config.ranks)
-        self._group = process_group(store, rank, config.ranks, device, LOOPBACK, LIMIT)
+        self._group = group
         self._received = self._sent = False
         self.sent = 0  # bytes, to the next stage
         self._sends: deque[tuple[Any, Tensor]] = deque()
@@ -115,8 +130,8 @@ class PipelineLink:
 
     def interrupt(self) -> None:
         """End all exchanges, because a rank is lost. From any thread."""
-        if self._device.type == "cuda":  # on a CPU, its connections have ended
-            self._group.abort()
+        if self._device.type == "cuda" or isinstance(self._group, Neighbors):
+            self._group.abort()  # else its process has been killed, and the connections have ended
 
     def close(self) -> None:
         self.interrupt()

@@ -148,7 +148,7 @@ class Team:
         """
         if self._config.pp > 1:
             self.check_identities()
-            self.link = PipelineLink(0, self._config, device, self._crew.meeting)
+            self.link = PipelineLink(0, self._config, device, self._crew.stages(self._config, device))
         if isinstance(self.sums, GroupCollective):
             if self.link is None:
                 self.check_identities()

@@ -74,6 +74,7 @@ def test_gpus_that_cannot_sum_in_each_others_memory_use_nccl(monkeypatch: pytest
         ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
         ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
         ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
+        ({"pp": 2, "meet": "a:1:b"}, "stages on several machines run on CPUs only so far"),
     ],
 )
 def test_gpus_that_can_be_stages(

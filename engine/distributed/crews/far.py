@@ -3,8 +3,9 @@
 import subprocess
 from typing import Any
 
+import torch
+
 from engine.api.config import EngineConfig
-from engine.api.errors import EngineError
 from engine.api.places import MeetingPlace
 from engine.devices import pick
 from engine.distributed.crews.channels import RankChannels, accept_channels
@@ -13,6 +14,7 @@ from engine.distributed.groups.board import Board
 from engine.distributed.groups.meeting import group_collective
 from engine.distributed.link import RankLink
 from engine.distributed.member import Member
+from engine.distributed.stages import far_stages
 from engine.distributed.waiting import readable
 from engine.host.joining import Door
 
@@ -53,14 +55,13 @@ class FarCrew:
         self.board = Board([each.board for each in found], host=found[0].own_host)
         self.collective = group_collective(0, config, self.board, pick(config.device))
 
-    @property
-    def meeting(self) -> int:
-        raise EngineError("stages run on one machine")
+    def stages(self, config: EngineConfig, _device: torch.device) -> Any:
+        return far_stages(0, config, self.board)
 
     @property
     def details(self) -> dict[str, Any]:
         """What each rank needs beside the configuration."""
-        return {"grouped": True}
+        return {"meeting": None, "grouped": True}
 
     def kill(self) -> None:
         for member in self.members:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from engine.api.config import EngineConfig
 from engine.devices import pick
 from engine.distributed.collective import SharedMemoryCollective
@@ -11,6 +13,7 @@ from engine.distributed.groups.board import Board
 from engine.distributed.groups.group import GroupCollective
 from engine.distributed.groups.meeting import group_collective
 from engine.distributed.ring import RingWriter
+from engine.distributed.stages import near_stages
 
 
 class LocalCrew:
@@ -27,14 +30,14 @@ class LocalCrew:
         else:
             self.collective = group_collective(0, config, self.board, pick(config.device))
 
-    @property
-    def meeting(self) -> int:
-        return self._ranks.meeting
+    def stages(self, config: EngineConfig, device: torch.device) -> Any:
+        """The group of rank 0 with the other stages. Waits until all have connected."""
+        return near_stages(0, config, device, self._ranks.meeting)
 
     @property
     def details(self) -> dict[str, Any]:
         """What each rank needs beside the configuration."""
-        return {"meeting": self.meeting, "grouped": self._grouped}
+        return {"meeting": self._ranks.meeting, "grouped": self._grouped}
 
     def kill(self) -> None:
         self._ranks.kill()

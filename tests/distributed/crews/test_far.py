@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,16 +37,17 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def start(llama: Path, meet: str) -> Engine:
-    return engine_on(llama, tp=2, meet=meet)
+def start(llama: Path, meet: str, **config: int) -> Engine:
+    return engine_on(llama, meet=meet, **config or {"tp": 2})
 
 
-def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tp", "pp"])
+def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind: str) -> None:
     """The replies of one process. It joins the next engine too, and its death ends that with the reason."""
     files, expected = open_files(), alone(llama, PROMPT).reply
     with rank(meet, tmp_path / "log"):
         for turn in range(2):
-            engine = start(llama, meet)
+            engine = start(llama, meet, **{kind: 2})
             try:
                 _, output = ask(engine, PROMPT)
                 drain(engine)
@@ -53,7 +55,7 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path) -> No
                 _, other = engine.snapshot().ranks
                 assert "memfd" not in Path(f"/proc/{other.pid}/maps").read_text(), "it shares memory"
                 assert other.device == "cpu on 127.0.0.1"
-                assert other.joining > 0 and other.traffic > 0
+                assert other.traffic > 0 and (other.joining > 0 or other.bubble > 0)
                 if turn:
                     ask(engine, PROMPT, GREEDY.changed(max_tokens=100))
                     engine.step()
@@ -71,14 +73,32 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path) -> No
         pass  # the port is free again
 
 
+@pytest.mark.parametrize(("tp", "pp", "stages"), [(2, 2, [1, 1, 0, 0]), (1, 3, [2, 1, 0])])
+def test_stages_on_several_machines(
+    llama: Path, meet: str, tmp_path: Path, tp: int, pp: int, stages: list[int]
+) -> None:
+    with ExitStack() as machines:
+        for number in range(tp * pp - 1):
+            machines.enter_context(rank(meet, tmp_path / f"log{number}"))
+        engine = start(llama, meet, tp=tp, pp=pp)
+        try:
+            asked = [ask(engine, [*PROMPT, more])[1] for more in range(4)]
+            drain(engine)
+            assert [each.reply for each in asked] == [alone(llama, [*PROMPT, n]).reply for n in range(4)]
+            assert [each.stage for each in engine.snapshot().ranks] == stages
+        finally:
+            engine.ranks.close()
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("kind", ["tp", "pp"])
 def test_a_rank_that_is_not_heard_of_any_more(
-    llama: Path, meet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, meet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """As if its machine was gone: the connections stay open. The rank that goes on later ends."""
     monkeypatch.setattr(Team, "silence", 1.5)
     with rank(meet, tmp_path / "log"):
-        engine = start(llama, meet)
+        engine = start(llama, meet, **{kind: 2})
         pid = engine.snapshot().ranks[1].pid
         try:
             ask(engine, PROMPT, GREEDY.changed(max_tokens=100))

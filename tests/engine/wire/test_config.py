@@ -91,10 +91,10 @@ def test_what_ranks_cannot_do_is_refused(name: str, value: Any) -> None:
 
 
 def test_only_ranks_meet() -> None:
-    assert EngineConfig(model="m", tp=2, meet="10.0.0.5:7000:secret").meet
-    for others in ({}, {"pp": 2}, {"tp": 2, "pp": 2}):
-        with pytest.raises(BadInput, match="meet needs tp above 1, without pp"):
-            EngineConfig(model="m", meet="10.0.0.5:7000:secret", **others)  # type: ignore[arg-type]
+    for counts in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):
+        assert EngineConfig(model="m", meet="10.0.0.5:7000:secret", **counts).meet  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="meet needs tp or pp above 1"):
+        EngineConfig(model="m", meet="10.0.0.5:7000:secret")
 
 
 def test_early_exits_need_the_head_on_the_first_stage() -> None:
