@@ -6,7 +6,7 @@ ones. So tokens need not be sent back. The engine sends them to the first stage 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -46,12 +46,14 @@ def near_stages(rank: int, config: EngineConfig, device: torch.device, meeting: 
     return process_group(store, rank, config.ranks, device, LOOPBACK, LIMIT)
 
 
-def far_stages(rank: int, config: EngineConfig, board: Board) -> Neighbors:
+def far_stages(
+    rank: int, config: EngineConfig, board: Board, given_up: Callable[[], bool] = lambda: False
+) -> Neighbors:
     """The group of stages that may be on several machines, on CPUs."""
     stage = stage_of(rank, config)
     before = None if stage == 0 else rank + config.tp
     after = None if stage == config.pp - 1 else rank - config.tp
-    return Neighbors(rank, before, after, board)
+    return Neighbors(rank, before, after, board, given_up)
 
 
 class PipelineLink:

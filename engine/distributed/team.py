@@ -41,7 +41,7 @@ from engine.distributed.link import REFUSED
 from engine.distributed.member import ENDS, Member, beats, tail
 from engine.distributed.messages import Kind
 from engine.distributed.rank_meters import RankMeters
-from engine.distributed.stages import PipelineLink, stage_of
+from engine.distributed.stages import PipelineLink, StageLost, stage_of
 from engine.execution.budget import CacheBudget
 from engine.host.launching import describe_exit
 from engine.timeline import add_others, timed
@@ -148,7 +148,7 @@ class Team:
         """
         if self._config.pp > 1:
             self.check_identities()
-            self.link = PipelineLink(0, self._config, device, self._crew.stages(self._config, device))
+            self.link = self._linked(device)
         if isinstance(self.sums, GroupCollective):
             if self.link is None:
                 self.check_identities()
@@ -159,6 +159,15 @@ class Team:
                 from engine.distributed.peers import PeerCollective
 
                 self.sums = self._peers = PeerCollective(self.sums, device)
+
+    def _linked(self, device: torch.device) -> PipelineLink:
+        """Meet the other stages."""
+        try:
+            group = self._crew.stages(self._config, device, lambda: bool(self.lost))
+            return PipelineLink(0, self._config, device, group)
+        except (RuntimeError, TimeoutError, StageLost):
+            self.check()
+            raise
 
     def check_identities(self) -> None:
         """Wait until every rank has started. Raises if one differs from this process, or has other GPUs."""

@@ -1,6 +1,7 @@
 """Ranks that were started elsewhere, and connect to this process: with sockets only, and a secret."""
 
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ class FarCrew:
         self.board = Board([each.board for each in found], host=found[0].own_host)
         self.collective = group_collective(0, config, self.board, pick(config.device))
 
-    def stages(self, config: EngineConfig, _device: torch.device) -> Any:
-        return far_stages(0, config, self.board)
+    def stages(self, config: EngineConfig, _device: torch.device, given_up: Callable[[], bool]) -> Any:
+        return far_stages(0, config, self.board, given_up)
 
     @property
     def details(self) -> dict[str, Any]:

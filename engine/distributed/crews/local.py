@@ -30,8 +30,8 @@ class LocalCrew:
         else:
             self.collective = group_collective(0, config, self.board, pick(config.device))
 
-    def stages(self, config: EngineConfig, device: torch.device) -> Any:
-        """The group of rank 0 with the other stages. Waits until all have connected."""
+    def stages(self, config: EngineConfig, device: torch.device, _given_up: Callable[[], bool]) -> Any:
+        """The group of rank 0 with the other stages."""
         return near_stages(0, config, device, self._ranks.meeting)
 
     @property

@@ -6,6 +6,7 @@ broadcasts, and which is left if a rank is lost.
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +23,19 @@ class Neighbors:
     """What a link between stages uses of a group of torch.distributed."""
 
     def __init__(
-        self, rank: int, before: int | None, after: int | None, board: Board, limit: float = LIMIT
+        self,
+        rank: int,
+        before: int | None,
+        after: int | None,
+        board: Board,
+        given_up: Callable[[], bool] = lambda: False,
+        limit: float = LIMIT,
     ) -> None:
         """Wait until the others are there. `before`, `after`: the ranks that send, and that receive.
-        `limit`: seconds of a call.
+        `given_up`: whether not to wait any more, looked at after each note. `limit`: seconds of a call.
         """
-        self._board, self._limit, self._stopped = board, limit, threading.Event()
+        self._board, self._given_up, self._limit = board, given_up, limit
+        self._stopped = threading.Event()
         self._joined: dict[int, tuple[Any, BoardStore]] = {}  # torch keeps only a store's C++ part alive
         if before is not None:
             self._join(before, sender=before, place=1)
@@ -47,7 +55,7 @@ class Neighbors:
         threading.Thread(target=left.clear, name="leave", daemon=True).start()  # that waits for the others
 
     def _join(self, other: int, *, sender: int, place: int) -> None:
-        store = BoardStore(self._board, f"streams of {sender}/", self._limit, self._stopped.is_set)
+        store = BoardStore(self._board, f"streams of {sender}/", self._limit, self._given_up)
         group = process_group(store, place, 2, torch.device("cpu"), self._board.host, self._limit)
         self._joined[other] = group, store
 
