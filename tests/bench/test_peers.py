@@ -1,5 +1,6 @@
 """Other engines in processes of their own: what is computed from their answers, and how they fail."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_runner_generates_replies_of_the_given_lengths(runner: str, tiny: Path
 
 
 def job(folder: Path, **changes: Any) -> dict[str, Any]:
-    usual = {"device": "cpu", "threads": 1, "context": 64, "rows": 2, "quantization": "none"}
+    usual = {"device": "cpu", "threads": 1, "context": 64, "rows": 2, "quantization": "none", "tp": 1}
     return {"folder": str(folder), **usual, **changes}
 
 
@@ -116,6 +117,40 @@ def test_each_engine_gets_its_own_form_of_a_quantization(
     assert found["Without"].why_not == "this question has no form of its weights that is like int4"
     ask("peers", setup)
     assert jobs == {"minichat_runner": "none", "theirs": "none", "fake_engine": "none"}
+
+
+def test_two_ranks_are_compared_with_engines_that_can_be_two(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[int] = []
+
+    class Recorded(PeerProcess):
+        def __init__(self, runner: str, job: dict[str, Any], *rest: Any) -> None:
+            jobs.append(job["tp"])
+            super().__init__(FAKE, job, *rest)
+
+    fakes = Peer("fake", "Fake", "json", "theirs", parallel=True), Peer("one", "One", "json", FAKE)
+    monkeypatch.setattr(peers, "PeerProcess", Recorded)
+    monkeypatch.setattr(peers, "PEERS", fakes)
+    found = ask("peers", replace(setup, config=replace(setup.config, tp=2)))
+    assert (jobs, found["Fake"].why_not) == ([2, 2], "")
+    assert found["One"].why_not == "this question runs it in one process, without ranks"
+    found = ask("peers", replace(setup, config=replace(setup.config, pp=2)))
+    assert found["Fake"].why_not == "this question runs it in one process, without stages"
+
+
+def test_this_engine_runs_as_two_ranks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as ends:
+
+        def recorded(config: EngineConfig) -> Engine:
+            engine = start(config)
+            ends.callback(engine.close)
+            assert len(engine.snapshot().ranks) == 2
+            return engine
+
+        monkeypatch.setattr(minichat_runner, "start", recorded)
+        _, generate = minichat_runner.opened(job(tiny, tp=2))
+        assert generate([[5, 6, 7], [8]], [4, 2]) == [4, 2]
 
 
 def test_this_engine_runs_the_quantization_it_is_given(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +226,10 @@ def test_a_runner_calls_its_library(name: str, monkeypatch: pytest.MonkeyPatch) 
     library, runner = StandIn(), import_module(f"minichat.bench.peers.{name}_runner")
     monkeypatch.setattr(runner, "import_module", lambda name: library)
     monkeypatch.setattr(runner, "version", lambda name: "1.0", raising=False)
-    called, generate = runner.opened(job(Path("here")))
+    called, generate = runner.opened(job(Path("here"), tp=3))
     assert called.endswith(" 1.0")
     assert "here" in (library.options["model"], library.options.get("model_path"))
-    assert 64 in library.options.values() and 2 in library.options.values()  # the context and the rows
+    assert {64, 2, 3} <= set(library.options.values())  # the context, the rows, the GPUs
     assert generate([[5, 6, 7], [8, 9]], [4, 2]) == [4, 2]
 
 

@@ -18,6 +18,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
             model=job["folder"],
             quantization=job["quantization"],
             device=job["device"],
+            tp=job["tp"],
             threads=job["threads"] if cpu else None,
             blocks=job["rows"] * -(-job["context"] // 16),
             host_blocks=0,

@@ -14,6 +14,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         job["folder"],
         max_model_len=job["context"],
         max_num_seqs=job["rows"],
+        tensor_parallel_size=job["tp"],
         gpu_memory_utilization=0.45,  # the other engine is on the same GPU
     )
 

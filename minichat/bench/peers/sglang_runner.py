@@ -14,6 +14,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         skip_tokenizer_init=True,
         context_length=job["context"],
         max_running_requests=job["rows"],
+        tp_size=job["tp"],
         mem_fraction_static=0.45,  # the other engine is on the same GPU
         random_seed=0,
         log_level="error",

@@ -14,6 +14,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         skip_tokenizer_init=True,
         max_model_len=job["context"],
         max_num_seqs=max(job["rows"], 1),
+        tensor_parallel_size=job["tp"],
         gpu_memory_utilization=0.45,  # the other engine is on the same GPU
         seed=0,
     )

@@ -2,6 +2,7 @@
 
 D: a step with n replies, (seconds of long replies - seconds of short ones) / the difference of their lengths.
 N: requests of mixed lengths, all submitted at the start, prompts included.
+With --tp, each engine's model is shared by so many GPUs.
 With a quantization, each engine stores the same checkpoint in its own form; those that have none are skipped.
 """
 
@@ -40,19 +41,20 @@ class Peer:
     package: str
     runner: str
     forms: Mapping[str, str] = field(default_factory=dict)  # its form of weights beside a scheme of ours
+    parallel: bool = False  # whether several GPUs can share its model, as with --tp
 
 
 OURS = Peer("minichat", "minichat", "minichat", "minichat_runner")
 PEERS = (
     Peer("generate", "transformers generate", "transformers", "generate_runner"),
     Peer("batching", "transformers continuous batching", "transformers", "batching_runner"),
-    Peer("vllm", "vLLM", "vllm", "vllm_runner"),
-    Peer("sglang", "SGLang", "sglang", "sglang_runner"),
+    Peer("vllm", "vLLM", "vllm", "vllm_runner", parallel=True),
+    Peer("sglang", "SGLang", "sglang", "sglang_runner", parallel=True),
     Peer(
         "llama.cpp", "llama.cpp", "llama_cpp", "llama_cpp_runner",
         dict.fromkeys(_EIGHT, "Q8_0") | dict.fromkeys(_FOUR, "Q4_0"),
     ),
-    Peer("nano-vllm", "nano-vllm", "nanovllm", "nano_vllm_runner"),
+    Peer("nano-vllm", "nano-vllm", "nanovllm", "nano_vllm_runner", parallel=True),
 )  # fmt: skip
 
 
@@ -70,6 +72,8 @@ def cases(setup: Setup) -> Iterator[Case]:
 def _why_not(setup: Setup, peer: Peer) -> str:
     if (scheme := setup.config.quantization) != _PLAIN and scheme not in peer.forms:
         return f"this question has no form of its weights that is like {scheme}"
+    if setup.config.pp > 1 or (setup.config.tp > 1 and not peer.parallel):
+        return f"this question runs it in one process, without {'stages' if setup.config.pp > 1 else 'ranks'}"
     if peer.name in setup.peers or find_spec(peer.package) is not None:
         return ""
     return f"{peer.package} is not installed here; --peer {peer.name}=PYTHON names a Python that has it"
@@ -83,6 +87,7 @@ def _beside(setup: Setup, peer: Peer, bench: Bench) -> None:
         "device": pick(setup.config.device).type,
         "threads": setup.threads,
         "context": setup.longest + 16,
+        "tp": setup.config.tp,
         "rows": max(*rows, min(requests, 256 if setup.gpu else 8)),
     }
     scheme, python = setup.config.quantization, setup.peers.get(peer.name, sys.executable)
