@@ -27,6 +27,8 @@ from engine.api.events import (
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import EXCHANGE
+from engine.fleet import answers
+from engine.fleet.answers import Answers
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
@@ -83,6 +85,7 @@ class ApartFleet(Fleet):
         """`closed`: called after the engines have ended."""
         self._sources, self._closed = prompts.keys(), closed
         self._remote: dict[int, _RemotePrefill] = {}  # by prefill; `_events` guards this and the fields below
+        self._held: dict[int, _RemotePrefill] = {}  # by the request that waits
         self._early: dict[int, Queued] = {}  # of requests of sources: a prefill is known once it is accepted
         self._firsts: dict[int, float] = {}  # when the first token of each running reply came
         self.pace = Pace()
@@ -93,8 +96,10 @@ class ApartFleet(Fleet):
         self._off |= {each.name for each in first.switches if not each.on} & {_NEEDED}
         for replica, shot in self._last.items():
             self._off |= {replica for tier in shot.tiers if tier.name == EXCHANGE and tier.problem}
+        self._answers = Answers(prompts, self._awaited, self._give_up)
 
     def close(self) -> None:
+        self._answers.close()
         super().close()
         self._closed()
 
@@ -129,7 +134,8 @@ class ApartFleet(Fleet):
             return None
         if (source := self._in_group(command, apart=True)) is None:
             return None
-        if source.names != target.names or source.missing > _FAR_MORE * missing:
+        hangs = source.replica in self._answers.silent
+        if hangs or source.names != target.names or source.missing > _FAR_MORE * missing:
             self._router.ended(source)
             return None
         return source
@@ -141,6 +147,7 @@ class ApartFleet(Fleet):
         if delta.last:
             with self._events:
                 lost, remote.over = not remote.over, True
+                self._held.pop(remote.request, None)
             if lost:
                 self._abandon(remote)
         sink(delta)
@@ -166,6 +173,9 @@ class ApartFleet(Fleet):
             adapter=command.adapter,
             sends=remote.target.there,
         )
+        with self._events:
+            if not remote.over:
+                self._held[remote.request] = remote
         begun = self._begun(replica, prefill, partial(self._on_prefill, remote))
         begun.add_done_callback(partial(self._prefill_begun, remote))
 
@@ -196,10 +206,24 @@ class ApartFleet(Fleet):
             if remote.over:
                 return
             remote.over = True
+            self._held.pop(remote.request, None)
             self._replicas[remote.target.replica].send(Proceed(remote.request))
             now, request = time.monotonic(), remote.request
             where, seconds = (remote.source.replica, remote.target.blocks), now - remote.began
             self._bus.emit(PromptSent(self._step, now, request, *where, sent, seconds, error, way))
+
+    def _awaited(self) -> set[int]:
+        """The engines that compute prompts for requests that wait."""
+        with self._events:
+            return {each.source.replica for each in self._held.values()}
+
+    def _give_up(self, replica: int) -> None:
+        """An engine does not answer: its prompts are computed where their replies are."""
+        with self._events:
+            held = [each for each in self._held.values() if each.source.replica == replica]
+        for remote in held:
+            self._proceed(remote, error=f"replica {replica} did not answer within {answers.WITHIN:g} s")
+            self._abandon(remote)
 
     def _on_event(self, replica: int, event: Event) -> None:
         with self._events:

@@ -303,6 +303,29 @@ def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alon
         made.fleet.close()
 
 
+def test_an_engine_for_prompts_that_hangs_costs_no_reply(
+    apart: Apart, alone: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests wait for a while, later ones not at all, until it goes on."""
+    monkeypatch.setattr("engine.fleet.answers.WITHIN", 0.5)
+    monkeypatch.setattr("engine.fleet.answers.PERIOD", 0.05)
+    fresh = itertools.count(700)
+
+    def replied() -> list[Event]:
+        text = prompt(next(fresh), 100)
+        stream = apart.fleet.submit(text, GREEDY)
+        assert stream.result().tokens == alone.submit(text, GREEDY).result().tokens
+        return apart.of(PromptSent, stream.id)
+
+    with stopped(apart):
+        [first] = replied()
+        assert isinstance(first, PromptSent)
+        assert first.error == "replica 0 did not answer within 0.5 s"
+        assert replied() == [], "it is not asked"
+    assert becomes(replied), "it gets prompts again"
+    assert becomes(apart.idle)
+
+
 def test_a_killed_engine_for_prompts_costs_no_reply(tmp_path: Path, alone: EngineThread) -> None:
     before, may_start, pids = shared_memory(), threading.Event(), dict[int, int]()
     found = list[bytes]()  # the beginning of the sender's part of the memory, at each of its starts
