@@ -78,7 +78,7 @@ def test_products_in_int8(call: Call, rows: int, parts: int) -> None:
 def test_products_in_int8_are_the_same_each_time_on_a_gpu(
     rows: int, tall: int, turn: int, parts: int
 ) -> None:
-    """Beside other products, so that tensor cores are late. One in a few thousand had a NaN once."""
+    """Beside other products, so that tensor cores are late: a head with 129 rows had a NaN once."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_gemm
     from engine.kernels.triton.norm.norm import Normed
 
