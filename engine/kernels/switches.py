@@ -4,6 +4,7 @@ tests/kernels/steps/recorded has what is launched: after a change, write it agai
 """
 
 ONE_ROW = True  # one row of a mixture of experts in three kernels
+IN_TURNS = False  # one row's product with a large FP8 weight in one wave of programs
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours
 NORMED_TERMS = True  # blocks that norm their parts' terms as a chain of the parts' launches
 GELU = True  # gated feed-forwards with gelu by tanh

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kernels import switches
 from engine.kernels.triton.experts.stacked import (
     Fp8Experts,
     Int4Experts,
@@ -24,6 +25,7 @@ from engine.kernels.triton.experts.stacked import (
 )
 from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
 from engine.kernels.triton.gemm.dequantize import dequantize_fp4, dequantize_int4, dequantize_int8
+from engine.kernels.triton.gemm.gemv_in_turns import gemv_in_turns, takes_turns
 from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
 from engine.kernels.triton.gemm.tall_gemm import Tall, tall_gemm, tall_tiling
 from engine.kernels.triton.gemm.tma_gemm import Tiling, tma_fp8_tiling, tma_gemm, tma_int8_tiling
@@ -322,7 +324,8 @@ class Fp8Product(ScaledFp8, TiledProduct):
         return tma_fp8_tiling(rows, self.weight) if self.tiles and self._even else None
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
-        return skinny_gemm.gemv(x, self.weight, self.scale[0], **around)
+        turns = switches.IN_TURNS and takes_turns(x.shape[1], **around)
+        return (gemv_in_turns if turns else skinny_gemm.gemv)(x, self.weight, self.scale[0], **around)
 
     def rounds(self, rows: int) -> bool:
         return rows > 1 and self._even

@@ -95,7 +95,7 @@ BESIDE = replace(
 # that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight", "bias"}, "_norm_router": {"weight", "norm_weight"},
-    "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
+    "_int4_gemv": {"words", "grid", "eye", "norm_weight"}, "_gemv_in_turns": {"words", "norm_weight"},
     "_norm": {"weight", "term_weight", "adapters", "table"}, "_gemm_with_terms": {"places", "table"},
     "_routed_down": {"weight", "shared", "logits", "choice_bias"},  # see one_row.py for the logits
     "_rope_and_cache": {"weight", "rope", "positions", "places", "adapters", "table"},

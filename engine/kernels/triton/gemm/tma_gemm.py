@@ -26,8 +26,7 @@ from engine.kernels.triton.padding import padded_rows, readable_rows
 FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.skinny_gemm and cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
 MOST = 256  # up to this many rows a product with such a weight, or one in 8 bits, is faster when fused
-# The same for int8. MOST is faster, but gave NaN once with 129 rows on an H200, for no known reason.
-INT8_MOST = TALLEST
+INT8_MOST = TALLEST  # the same for int8; MOST may be faster since turns end (`_ended`), which no GPU has run
 WIDE = 16384  # from this many outputs a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 RESERVED = 6 * 2**10  # bytes of it beside the tiles
@@ -43,6 +42,18 @@ class Tiling:
     warps: int
     stages: int  # turns whose tiles are in flight
     parts: int = 1  # programs that share the inputs of the same outputs
+
+
+@triton.jit
+def _ended(total):
+    """Have the tensor cores end here, since they would still read registers that the next turn writes.
+
+    They run on after a turn. For a weight that was converted in registers, Triton 3.6 waits for too few of
+    their products, and the next turn's conversion overwrites numbers that they have not read yet.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -63,6 +74,8 @@ def multiplied(
         if SHORT is not None:
             weight = tl.inline_asm_elementwise(SHORT, "=r,=r,r", [weight], x.dtype, is_pure=True, pack=4)
         total = tl.dot(weight, x, total)
+        if SHORT is not None:
+            total = _ended(total)
         if TWO:
             beside = tl.dot(tiles_of_weight.load([second, at]), x, beside)
     return total, beside
