@@ -7,4 +7,6 @@ ONE_ROW = True  # one row of a mixture of experts in three kernels
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours
 NORMED_TERMS = True  # blocks that norm their parts' terms as a chain of the parts' launches
 GELU = True  # gated feed-forwards with gelu by tanh
-FETCH = False  # contexts of few rows are read into the L2 cache before attention waits for their last token
+FETCH = True  # short contexts of one row are read into the L2 cache before attention waits for the last token
+FETCH_UP = True  # an adapter's matrix is read into the L2 cache before the norm that multiplies by it waits
+FETCH_SHARED = True  # the same for an expert of all rows, before the kernel that also has chosen ones waits

@@ -21,7 +21,7 @@ def scored(
 ):  # fmt: skip
     """What experts are chosen by, as integers in the same order; the maximum and the sum of a softmax.
 
-    `EARLY`: before the kernel waits, so past the L1 cache.
+    A softmax keeps the order of its logits. `EARLY`: before the kernel waits, so past the L1 cache.
     """
     lane = tl.arange(0, 32)
     raw = ()
@@ -42,7 +42,9 @@ def scored(
     keys = ()
     for piece in tl.static_range(PIECES):
         at = piece * 32 + lane
-        choice = score(raw[piece], highest, total, SIGMOID)
+        choice = raw[piece]
+        if SIGMOID or CHOICE_BIAS:
+            choice = score(choice, highest, total, SIGMOID)
         if CHOICE_BIAS:
             choice += tl.load(choice_bias + at, mask=at < EXPERTS, other=0.0)
         bits = choice.to(tl.int32, bitcast=True)
