@@ -10,3 +10,4 @@ GELU = True  # gated feed-forwards with gelu by tanh
 FETCH = True  # short contexts of one row are read into the L2 cache before attention waits for the last token
 FETCH_UP = True  # an adapter's matrix is read into the L2 cache before the norm that multiplies by it waits
 FETCH_SHARED = True  # the same for an expert of all rows, before the kernel that also has chosen ones waits
+FETCH_OUT = False  # one row: the weight of attention's output product is read while attention runs

@@ -21,7 +21,7 @@ def scored(
 ):  # fmt: skip
     """What experts are chosen by, as integers in the same order; the maximum and the sum of a softmax.
 
-    A softmax keeps the order of its logits. `EARLY`: before the kernel waits, so past the L1 cache.
+    `EARLY`: before the kernel waits, so past the L1 cache.
     """
     lane = tl.arange(0, 32)
     raw = ()
@@ -42,9 +42,7 @@ def scored(
     keys = ()
     for piece in tl.static_range(PIECES):
         at = piece * 32 + lane
-        choice = raw[piece]
-        if SIGMOID or CHOICE_BIAS:
-            choice = score(choice, highest, total, SIGMOID)
+        choice = _by(raw[piece], highest, total, SIGMOID, CHOICE_BIAS)
         if CHOICE_BIAS:
             choice += tl.load(choice_bias + at, mask=at < EXPERTS, other=0.0)
         bits = choice.to(tl.int32, bitcast=True)
@@ -59,6 +57,15 @@ def score(logit, highest, total, SIGMOID: tl.constexpr):
         found = tl.sigmoid(logit)
     else:
         found = tl.exp(logit - highest) / total
+    return found
+
+
+@triton.jit
+def _by(logit, highest, total, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr):
+    """What an expert is chosen by, before a bias: a softmax keeps the order of its logits."""
+    found = logit
+    if SIGMOID or CHOICE_BIAS:
+        found = score(logit, highest, total, SIGMOID)
     return found
 
 
