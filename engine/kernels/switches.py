@@ -7,7 +7,8 @@ ONE_ROW = True  # one row of a mixture of experts in three kernels
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours
 NORMED_TERMS = True  # blocks that norm their parts' terms as a chain of the parts' launches
 GELU = True  # gated feed-forwards with gelu by tanh
-FETCH = True  # short contexts of one row are read into the L2 cache before attention waits for the last token
-FETCH_UP = True  # an adapter's matrix is read into the L2 cache before the norm that multiplies by it waits
-FETCH_SHARED = True  # the same for an expert of all rows, before the kernel that also has chosen ones waits
-FETCH_OUT = False  # one row: the weight of attention's output product is read while attention runs
+# What the L2 cache reads ahead:
+FETCH = True  # short contexts of one row, before attention waits for their last token
+FETCH_UP = True  # what adapters multiply by in the kernel that reads a product, as the product ends
+FETCH_SHARED = True  # one row: an expert of all rows, before the kernel that also has chosen ones waits
+FETCH_OUT = False  # one row: the weight after attention, while attention runs

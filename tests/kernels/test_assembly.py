@@ -253,26 +253,6 @@ def test_a_context_is_fetched_before_the_wait() -> None:
     assert {names[at] for at in read} == {"items", "tables"}
 
 
-def test_an_adapters_matrix_is_fetched_before_a_norm_waits() -> None:
-    """The norm multiplies by it after the wait, and cannot hold it in registers until then."""
-    from engine.kernels.triton.norm.norm import _norm
-
-    of = dict.fromkeys(("out", "steps", "x", "weight"), "*bf16") | dict.fromkeys(("parts", "narrow"), "*fp32")
-    of |= dict.fromkeys(("adapters", "table"), "*i64") | dict.fromkeys(("term_eps", "eps"), "fp32")
-    of |= dict.fromkeys(("part_stride", "table_stride"), "i32")
-    shape: dict[str, Any] = {
-        "term_weight": None, "WIDTH": 1000, "PADDED": 1024, "PARTS": 2, "TERM_PARTS": 2, "RANK": 16,
-        "FETCH": True, "TERM": False, "ROUNDED": False, "PDL": True,
-    }  # fmt: skip
-    made = compile_for_hopper(_norm, of, shape, warps=2)
-    before, _, after = made.asm["ptx"].partition("griddepcontrol.wait")
-    lines = 16 * 1008 * 2 / 128  # of 64 threads
-    assert before.count("prefetch.global.L2") == -(-lines // 64) and "prefetch.global.L2" not in after
-    names = [name for name in _norm.arg_names if name in of]
-    read = ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")
-    assert {names[at] for at in read} == {"weight", "adapters", "table"}
-
-
 def compile_for_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:
     """Compile a kernel for Hopper, with arguments of the types `of` and the constants `shape`."""
     import triton

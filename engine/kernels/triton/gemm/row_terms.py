@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.prefetch import LINE, prefetch
-
 FIELDS = tl.constexpr(8)  # numbers for each module of an adapter: see table.py of the adapters
 MOST_RANKS = 32  # with more, their matrices do not fit in registers
 
@@ -58,16 +56,6 @@ def up_of(adapters, table, token, table_stride, nth, dtype: tl.constexpr):
     place = tl.load(adapters + token).to(tl.int32)
     at = table + place * table_stride + nth * FIELDS
     return tl.multiple_of(tl.load(at + 1).to(tl.pointer_type(dtype)), 16), tl.load(at + 2).to(tl.int32)
-
-
-@triton.jit
-def prefetch_up(up, rank, WIDTH: tl.constexpr, RANK: tl.constexpr):
-    """Have the L2 cache read the rows of `up`, which begin at multiples of 16."""
-    EACH: tl.constexpr = LINE // (up.dtype.element_ty.primitive_bitwidth // 8)
-    ACROSS: tl.constexpr = (WIDTH + 15) // 16 * 16
-    LINES: tl.constexpr = triton.next_power_of_2((RANK * ACROSS + EACH - 1) // EACH)
-    if rank > 0:
-        prefetch(up + tl.minimum(tl.arange(0, LINES) * EACH, rank * ACROSS - 1))
 
 
 @triton.jit

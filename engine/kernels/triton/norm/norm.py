@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels import switches
 from engine.kernels.triton.gemm.quantize_fp8 import fp8_rows, fp8_scale, to_fp8
-from engine.kernels.triton.gemm.row_terms import RowTerms, given, narrow_of, prefetch_up, up_of
+from engine.kernels.triton.gemm.row_terms import RowTerms, given, narrow_of, up_of
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.padding import padded_rows
 
@@ -86,7 +85,7 @@ def _norm(
     out, steps, x, parts, term_weight, weight, term_eps, eps, part_stride,
     narrow, adapters, table, table_stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, TERM_PARTS: tl.constexpr,
-    RANK: tl.constexpr, FETCH: tl.constexpr, TERM: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, TERM: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -97,8 +96,6 @@ def _norm(
     dtype = x.dtype.element_ty
     if TERM_PARTS > 0:
         up, rank = up_of(adapters, table, token, table_stride, 0, dtype)
-        if FETCH:
-            prefetch_up(up, rank, WIDTH, RANK)
     if TERM:
         term_scale = tl.load(term_weight + at, mask=there, other=0.0).to(tl.float32)
     if PDL:
@@ -151,8 +148,8 @@ def normed(
         None if term is None else term[0], weight, 0.0 if term is None else term[1], eps,
         0 if parts is None else parts.stride(0), WIDTH=width, PADDED=padded,
         PARTS=0 if parts is None else len(parts), TERM=term is not None, ROUNDED=rounded, PDL=pdl,
-        **given(terms), FETCH=terms is not None and switches.FETCH_UP,
-        num_warps=min(8, max(1, padded // 512)), **launch(pdl, None if terms is None else _REGISTERS),
+        **given(terms), num_warps=min(8, max(1, padded // 512)),
+        **launch(pdl, None if terms is None else _REGISTERS),
     )  # fmt: skip
     return out
 
