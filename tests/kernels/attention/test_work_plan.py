@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.cache_spec import LayerSpec
+from engine.kernels import switches
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.tiles import Tile
 from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_spans
@@ -185,8 +186,11 @@ def test_items_fit_the_reserved_room(
     assert read.tolist() == contexts
 
 
-def test_contexts_are_read_ahead_if_the_next_weight_takes_longer_than_they() -> None:
+def test_contexts_are_read_ahead_if_the_next_weight_takes_longer_than_they(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One row of Qwen3-30B-A3B and gpt-oss-20b, but not of Qwen3-0.6B and Llama-3.1-8B, or of latents."""
+    monkeypatch.setattr(switches, "FETCH", True)
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
 
     def ahead(heads: int, kv_heads: int, dim: int, rows: int = 1, *, packed: bool = False) -> bool:
