@@ -14,7 +14,6 @@ from engine.attention.base import KVLayer, LatentProjections
 from engine.attention.expansion import Expansion
 from engine.attention.observers import Observers
 from engine.attention.state_runs import RUN, DeviceRuns, write_runs
-from engine.kernels import switches
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.work_plan import ITEM, MERGE, AttentionWork, Chunks, plan_items
 
@@ -115,7 +114,7 @@ class GraphWork:
             # One merge per row, of at least two pieces each. A single row is faster with idle programs:
             # they delay the next kernel, which would fetch its weights while attention reads the cache,
             # unless the context has been fetched before.
-            idles = tokens == 1 and not switches.FETCH
+            idles = tokens == 1 and not tile.fetch
             merged = most // 2 if idles else min(self._rows, most // 2)
             self._singles.append(WorkList(spec, tile, most, merged))
             if pieces:

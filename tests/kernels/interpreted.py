@@ -161,6 +161,8 @@ def _assembly(
     if "%globaltimer" in text:
         return Outputs([TensorHandle(np.array([time.monotonic_ns()]), kinds[0].scalar)])
     shape = given[0].data.shape
+    if "prefetch" in text:  # has no result
+        return Outputs([TensorHandle(np.zeros(shape, np.int32), kinds[0].scalar)])
     registers = [
         register
         for each in given

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.cache_spec import LayerSpec
+from engine.kernels import switches
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.tiles import Tile
 from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_spans
@@ -183,3 +184,21 @@ def test_items_fit_the_reserved_room(
     read = np.zeros(len(ends), int)
     np.add.at(read, items[:, 0], items[:, 5] - items[:, 4])
     assert read.tolist() == contexts
+
+
+def test_contexts_are_read_ahead_if_the_next_weight_takes_longer_than_they(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row of Qwen3-30B-A3B and gpt-oss-20b, but not of Qwen3-0.6B and Llama-3.1-8B, or of latents."""
+    monkeypatch.setattr(switches, "FETCH", True)
+    gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
+
+    def ahead(heads: int, kv_heads: int, dim: int, rows: int = 1, *, packed: bool = False) -> bool:
+        spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=1.0)
+        return tiles.for_tokens(spec, rows, gpu, 2, packed=packed).fetch
+
+    assert ahead(32, 4, 128) and ahead(64, 8, 64)
+    assert not ahead(16, 8, 128) and not ahead(32, 8, 128)
+    assert not ahead(32, 4, 128, 2) and not ahead(32, 4, 128, packed=True)
+    latents = LayerSpec(heads=16, kv_heads=1, key_dim=576, value_dim=512, scale=1.0, latent=True)
+    assert not tiles.for_tokens(latents, 1, gpu, 2).fetch

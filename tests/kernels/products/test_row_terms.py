@@ -71,3 +71,11 @@ def test_queries_keys_and_values(
     found, plain = both[0][0].cpu(), both[0][-1].cpu()
     assert torch.equal(found[WITHOUT], plain[WITHOUT]), "rows without an adapter keep their bits"
     assert not torch.equal(found[~WITHOUT], plain[~WITHOUT])
+
+
+def test_the_programs_of_a_product_read_all_of_its_adapters_ahead(kernels: Interpreted) -> None:
+    from tests.kernels.products.lines import lines_ahead
+
+    found, expected, table = kernels.run(lines_ahead, 520, 9)
+    assert expected <= found
+    assert all(each in table for each in found - expected), "threads without a line ask for the table"

@@ -14,6 +14,8 @@ from engine.api.config import DecoderConfig, EngineConfig, RopeSpec
 from engine.api.params import SamplingParams
 from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.staging import StagingBuffers
+from engine.kernels import switches
+from engine.kernels.triton.attention import tiles
 from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
@@ -210,6 +212,24 @@ def test_a_launch_never_synchronizes(tmp_path: Path) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(engine.runner.collect(handle).tokens) == 3
+
+
+def test_reading_ahead_changes_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context of one row, and the weight of the product after attention."""
+    write_config(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=64, seed=0)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    monkeypatch.setattr(tiles, "WIDE", 0)
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(switches, "FETCH", ahead)
+        monkeypatch.setattr(switches, "FETCH_OUT", ahead)
+        engine, output = start(config), Output()
+        engine.submit(list(range(3, 80)), params, output)
+        while engine.busy:
+            engine.step()
+        found.append(output.tokens)
+    assert found[0] == found[1] and len(found[0]) == 40
 
 
 def test_no_memory_for_a_graph_changes_no_reply(

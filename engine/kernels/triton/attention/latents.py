@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.attention.fetch import fetch, fetched_lines
 from engine.kernels.triton.attention.online_softmax import hidden, weighed
 from engine.kernels.triton.attention.paged import LOG2_E, empty_partials, merge
 from engine.kernels.triton.attention.tiles import dim_padded
@@ -57,7 +56,7 @@ def _attend_latents(
     HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr,
     WINDOW: tl.constexpr, KEPT: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr,
     KEYS: tl.constexpr, RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr, FETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -70,9 +69,6 @@ def _attend_latents(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
     table = tables + row * table_stride
-    if FETCH:
-        soon = tl.minimum(end, begin + STAGES * KEYS)
-        fetch(cells, table, 0, begin, soon, 1, RANK + ROTATED, BLOCK, KEYS, FETCH)
     if PDL:  # before the wait, only data uploaded by the host is used
         tl.extra.cuda.gdc_wait()
 
@@ -125,6 +121,6 @@ def attend_latents(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work:
         HEADS=spec.heads, RANK=rank, ROTATED=rotated, BLOCK=layer.block_size, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         RANK_PAD=dim_padded(rank), ROTATED_PAD=dim_padded(rotated), STAGES=tile.stages, PDL=tile.pdl,
-        FETCH=fetched_lines(layer, tile), num_warps=tile.warps, **launch(tile.pdl),
+        num_warps=tile.warps, **launch(tile.pdl),
     )  # fmt: skip
     merge(out, mixes, sums, spec, work)

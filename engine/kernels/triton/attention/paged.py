@@ -58,8 +58,7 @@ def _attend(
     table = tables + row * table_stride
     if FETCH:
         soon = tl.minimum(end, begin + STAGES * KEYS)
-        fetch(keys, table, kv_head, begin, soon, KV_HEADS, KEY_DIM, BLOCK, KEYS, FETCH)
-        fetch(values, table, kv_head, begin, soon, KV_HEADS, VALUE_DIM, BLOCK, KEYS, FETCH)
+        fetch(keys, values, table, kv_head, begin, soon, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, FETCH)
     if PDL:  # before the wait, only data uploaded by the host is used
         tl.extra.cuda.gdc_wait()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api.cache_spec import LayerSpec
+from engine.kernels import switches
 from engine.kernels.triton.launch import power
 
 # Rows of the smallest tensor core product. float32 uses no more: the compiler unrolls its products element by
@@ -22,6 +23,9 @@ SPECIALIZED = 2**26
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.
 ROOM_FOR_TALL, MOST_PIECES, FEW, FULL = 200 * 2**10, 64, 32, 264
+# One row's context is read ahead if its queries have so many numbers, whose product reads its weight earlier
+# then, and a token's keys and values at most so many bytes. Qwen3-0.6B, which has neither, is slower with it.
+WIDE, SHORT = 4096, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Tile:
     registers: int | None = None  # limit per thread: with 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
     specialized: bool = False  # some warps load and others attend (specialized.py)
+    fetch: bool = False  # the L2 cache reads contexts before the kernel waits (fetch.py)
 
 
 # For rows of one token, by the number of programs before contexts are split: the upper bound, then the tile's
@@ -89,7 +94,11 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, pac
     padded = max(NARROW_PAIRS if pairs else NARROW, power(spec.heads // spec.kv_heads))
     key_bytes = row_bytes(spec, 1 if pairs else itemsize)
     keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
-    return Tile(1, padded, keys, warps, stages, programs, pdl and gpu.overlaps, pairs=pairs)
+    pdl = pdl and gpu.overlaps
+    short = spec.kv_heads * (spec.key_dim + spec.value_dim) * itemsize <= SHORT
+    wide = spec.heads * spec.value_dim >= WIDE
+    fetch = switches.FETCH and rows == 1 and wide and short and pdl and not packed
+    return Tile(1, padded, keys, warps, stages, programs, pdl, pairs=pairs, fetch=fetch)
 
 
 def for_chunks(

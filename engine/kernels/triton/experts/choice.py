@@ -42,7 +42,7 @@ def scored(
     keys = ()
     for piece in tl.static_range(PIECES):
         at = piece * 32 + lane
-        choice = score(raw[piece], highest, total, SIGMOID)
+        choice = _by(raw[piece], highest, total, SIGMOID, CHOICE_BIAS)
         if CHOICE_BIAS:
             choice += tl.load(choice_bias + at, mask=at < EXPERTS, other=0.0)
         bits = choice.to(tl.int32, bitcast=True)
@@ -57,6 +57,15 @@ def score(logit, highest, total, SIGMOID: tl.constexpr):
         found = tl.sigmoid(logit)
     else:
         found = tl.exp(logit - highest) / total
+    return found
+
+
+@triton.jit
+def _by(logit, highest, total, SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr):
+    """What an expert is chosen by, before a bias: a softmax keeps the order of its logits."""
+    found = logit
+    if SIGMOID or CHOICE_BIAS:
+        found = score(logit, highest, total, SIGMOID)
     return found
 
 

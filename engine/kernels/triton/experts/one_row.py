@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels import switches
 from engine.kernels.triton.experts.choice import score, scored, taken
 from engine.kernels.triton.experts.gemm import Gate, activated
 from engine.kernels.triton.experts.route import Routing
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import norm_scaled
+from engine.kernels.triton.prefetch import bulky, prefetch_bytes
 
 MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
@@ -120,6 +122,22 @@ def _summed(left, right, CHUNKS: tl.constexpr):
 
 
 @triton.jit
+def _prefetch_shared(
+    shared, slot,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARED: tl.constexpr, TURNS: tl.constexpr, UP: tl.constexpr,
+):  # fmt: skip
+    """A program's rows of the expert for all rows, which nobody has to choose."""
+    first = slot * OUTPUTS + tl.program_id(0) * TURNS
+    end = tl.minimum(tl.minimum(first + TURNS, SHARED), (slot + 1) * OUTPUTS)
+    if (slot >= 0) & (first < end):
+        ROW: tl.constexpr = INPUTS * (shared.dtype.element_ty.primitive_bitwidth // 8)
+        of = shared + first.to(tl.int64) * INPUTS
+        prefetch_bytes(of, (end - first) * ROW)
+        if UP > 0:
+            prefetch_bytes(of + SHARED * INPUTS, (end - first) * ROW)
+
+
+@triton.jit
 def _routed_gate_up(
     out, x, weight, bias, shared, logits, choice_bias, counts, places,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
@@ -127,21 +145,23 @@ def _routed_gate_up(
     LIMIT: tl.constexpr, BIASED: tl.constexpr, COUNTS: tl.constexpr, PLACES: tl.constexpr,
     COPIES: tl.constexpr, EXPERTS: tl.constexpr, PIECES: tl.constexpr, CHOSEN: tl.constexpr,
     SIGMOID: tl.constexpr, CHOICE_BIAS: tl.constexpr, NORMALIZED: tl.constexpr, SCALING: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, FETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    # The last expert, whose choice takes longest, and what serves all rows begin first.
+    slot = tl.num_programs(1) - 1 - tl.program_id(1)
+    if FETCH:
+        _prefetch_shared(shared, slot - CHOSEN, OUTPUTS, INPUTS, SHARED, TURNS, UP)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()  # after the wait: the next kernel reads the scores early
-    slot = tl.program_id(1)
     dtype = out.dtype.element_ty
     ALL: tl.constexpr = 2 * OUTPUTS if UP > 0 else OUTPUTS
     if slot < CHOSEN:
         own_logits = logits + tl.program_id(0) % COPIES * EXPERTS
         keys, _, _ = scored(own_logits, choice_bias, EXPERTS, PIECES, SIGMOID, CHOICE_BIAS, False)
         expert = slot
-        for nth in tl.static_range(CHOSEN):
-            found, keys = taken(keys, PIECES)
-            expert = tl.where(slot == nth, found, expert)
+        for _ in range(slot + 1):
+            expert, keys = taken(keys, PIECES)
         begin = 0
         count = OUTPUTS
         own = weight + expert.to(tl.int64) * (ALL * INPUTS)
@@ -203,13 +223,14 @@ def routed_gate_up(
     turns = (cut := cut or gate_up_tiling(width * slots, inputs)).turns
     out = torch.empty(chosen * width + beside, dtype=x.dtype, device=x.device)
     chunk, chunks = pieces(inputs)
+    early = pdl and switches.FETCH_SHARED and shared is not None and bulky(shared)
     _routed_gate_up[(triton.cdiv(width, turns), slots)](
         out, x, weight, bias, weight if shared is None else shared, scores.logits, scores.choice_bias,
         counts, places,
         OUTPUTS=width, INPUTS=inputs, CHUNK=chunk, CHUNKS=chunks, SHARED=beside, TURNS=turns,
         **gate.constants(width), BIASED=bias is not None, COUNTS=counts is not None,
         PLACES=counts is not None and places is not None, **scores.constants(), STAGES=cut.stages,
-        PDL=pdl, num_warps=cut.warps, **launch(pdl),
+        FETCH=early, PDL=pdl, num_warps=cut.warps, **launch(pdl),
     )  # fmt: skip
     return out
 

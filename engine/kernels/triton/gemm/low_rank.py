@@ -20,12 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels import switches
 from engine.kernels.triton.gemm.row_terms import FIELDS, RowAdapters
 from engine.kernels.triton.gemm.skinny_gemm import ENOUGH, NARROW, ProductTiling, multiplied_rows, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import add_up
 from engine.kernels.triton.norm.swiglu import KINDS
 from engine.kernels.triton.padding import padded_rows
+from engine.kernels.triton.prefetch import LINE, prefetch
 
 NONE = tl.constexpr(2**30)  # after the last adapter of a tile
 _DEEP = 64  # ranks per program of `shrink`, and per turn of `expand`: of one adapter or of several
@@ -34,6 +36,7 @@ _HELD = 2**13  # numbers of all parts that a program of `expand` adds up
 _WIDE = 128  # outputs per program of `expand`
 _ENOUGH = 64  # programs
 _WARPS = 4
+_LINES = tl.constexpr(32)  # of an adapter's `up`: the most that a program has the L2 cache read
 _REGISTERS = 112  # of a product with `shrink`: leaves room for the next kernel
 
 
@@ -117,11 +120,32 @@ def _shrink(
     )  # fmt: skip
 
 
+@triton.jit
+def up_lines(
+    places, table, rows, table_stride, program,
+    OUTPUTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """A program's share of the lines of `up` of the first adapters of some rows; of others, one of the table.
+
+    Of a product that is one module. `LINES`: of an adapter, at most _LINES.
+    """
+    row = tl.arange(0, ROWS)
+    place = tl.load(places + row, mask=row < rows, other=0).to(tl.int32)
+    adapter, _ = group(place, _next(place, 0), _LINES, GROUP)
+    up, rank = matrices(table, adapter, table_stride, 1)
+    nth = tl.arange(0, GROUP * _LINES) % _LINES
+    at = (program * LINES + nth) * (LINE // (KIND.primitive_bitwidth // 8))
+    there = (nth < LINES) & (at < rank * ((OUTPUTS + 15) // 16 * 16))
+    kind: tl.constexpr = tl.pointer_type(KIND)
+    return tl.where(there, up.to(kind) + at, table.to(kind) + at * 0)
+
+
 @triton.jit(do_not_specialize=["rows", "table_stride"])
 def _skinny_gemm_shrink(
     out, narrow, x, weight, places, table, rows, table_stride,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WEIGHT_TURN: tl.constexpr, WEIGHT_PARTS: tl.constexpr,
-    WEIGHT_STAGES: tl.constexpr, COUNT: tl.constexpr, AHEAD: tl.constexpr,
+    WEIGHT_STAGES: tl.constexpr, COUNT: tl.constexpr, AHEAD: tl.constexpr, LINES: tl.constexpr,
     MODULES: tl.constexpr, INPUTS: tl.constexpr, SHARE: tl.constexpr, RANK: tl.constexpr, DEEP: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -130,10 +154,17 @@ def _skinny_gemm_shrink(
         tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0) - AHEAD
     if tile >= 0:
+        if LINES > 0:
+            program = tile * WEIGHT_PARTS + tl.program_id(1)
+            soon = up_lines(
+                places, table, rows, table_stride, program, OUTPUTS, RANK, LINES, GROUP, ROWS, KIND
+            )
         multiplied_rows(
             out, x, weight, x, x, rows, tile, tl.program_id(1), OUTPUTS, INPUTS, ROWS, COLUMNS, WEIGHT_TURN,
             False, False, None, WEIGHT_PARTS, 1, WEIGHT_STAGES, PDL,
         )  # fmt: skip
+        if LINES > 0:  # the kernel that reads the product multiplies by them
+            prefetch(soon)
     else:
         nth = tl.program_id(0) * WEIGHT_PARTS + tl.program_id(1)
         EACH: tl.constexpr = MODULES * (RANK // DEEP)
@@ -290,11 +321,15 @@ def skinny_gemm_shrink(
     narrow = torch.empty(parts, rows, how["MODULES"], adapters.rank, dtype=torch.float32, device=x.device)
     count = parts * how["MODULES"] * (adapters.rank // how["DEEP"])
     ahead = triton.cdiv(count, cut.parts)
+    share = 0
+    if switches.FETCH_UP and adapters.outputs == (outputs,):
+        lines = adapters.rank * power(outputs) * adapters.dtype.itemsize // LINE.value
+        share = min(_LINES.value, triton.cdiv(lines, products))
     _skinny_gemm_shrink[(ahead + triton.cdiv(outputs, cut.outputs), cut.parts)](
         out, narrow, x, weight, adapters.places, adapters.table, rows, adapters.table.stride(0),
         OUTPUTS=outputs, COLUMNS=cut.outputs, WEIGHT_TURN=cut.inputs, WEIGHT_PARTS=cut.parts,
-        WEIGHT_STAGES=cut.stages, COUNT=count, AHEAD=ahead, **how, KIND=KINDS[adapters.dtype], PDL=pdl,
-        num_warps=cut.warps, **launch(pdl, _REGISTERS),
+        WEIGHT_STAGES=cut.stages, COUNT=count, AHEAD=ahead, LINES=share, **how,
+        KIND=KINDS[adapters.dtype], PDL=pdl, num_warps=cut.warps, **launch(pdl, _REGISTERS),
     )  # fmt: skip
     return out, narrow
 
