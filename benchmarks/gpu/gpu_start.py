@@ -164,6 +164,9 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
     phases, kernels = _Phases(profile=profile), _Kernels()
     phases.note("Python and this benchmark")
 
+    from engine.generated import kept_code
+
+    kept_code.begin()
     from engine import early
     from engine.distributed.crews.started import RankCount, start_early
     from engine.kv.pinned import bytes_ahead
@@ -190,6 +193,7 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
         doing = name
 
     engine = start(config, imported=gc.freeze, phase=phase)
+    kept_code.end()
     gc.collect()
     gc.freeze()
     gc.enable()
