@@ -8,6 +8,7 @@ relies on the first without asking, so an import of it loads them, and so does `
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import RLock
@@ -71,6 +72,14 @@ def postponed() -> Iterator[None]:
         yield
     finally:
         finder.postpones = False
+        _allow_generators()
+
+
+def _allow_generators() -> None:
+    """What is left out gives generators a class; torch 2.13 makes none before."""
+    give: Callable[[type], None] | None
+    if give := getattr(sys.modules.get("torch._C"), "_set_generator_metaclass", None):
+        give(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 def load() -> None:
