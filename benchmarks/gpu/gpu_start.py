@@ -165,8 +165,10 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
     phases.note("Python and this benchmark")
 
     from engine.generated import kept_code
+    from engine.host.launching import let_threads_sleep
 
     kept_code.begin()
+    let_threads_sleep()
     from engine import early
     from engine.distributed.crews.started import RankCount, start_early
     from engine.kv.pinned import bytes_ahead
