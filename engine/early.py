@@ -164,7 +164,7 @@ class _Libraries:
         if name == "torch._C":
             with timed("torch's libraries"):
                 for folder in path or ():
-                    _load(os.path.join(folder, "lib", "libtorch_python.so"), os.RTLD_LOCAL)
+                    _load(os.path.join(folder, "lib", "libtorch.so"), os.RTLD_LOCAL)
 
 
 @contextmanager

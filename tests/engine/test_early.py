@@ -39,7 +39,7 @@ from engine import early
 class Watch:
     def find_spec(self, name, path, target=None):
         if name == "torch._C":
-            print("libtorch_python.so" in open("/proc/self/maps").read())
+            print("libtorch.so" in open("/proc/self/maps").read())
 sys.meta_path.insert(0, Watch())
 early.import_torch()
 import torch
