@@ -18,11 +18,13 @@ import pytest
 pytest.importorskip("triton", reason="no Triton here")
 
 from triton import knobs
+from triton.runtime.jit import JITFunction
 
 from engine.api.config import EngineConfig
+from engine.kernels.triton import keys
 from engine.kernels.triton import precompile as rehearsal
-from engine.kernels.triton.keys import key_of
-from engine.kernels.triton.known import KnownKernels, engine_code, kernel_options, known_kernels
+from engine.kernels.triton.keys import globals_of, key_of, take_key
+from engine.kernels.triton.known import KnownKernel, KnownKernels, engine_code, kernel_options, known_kernels
 from engine.kernels.triton.precompile import load_ahead, start_compiling, start_steps
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
 from tests.kernels.steps.test_compiles import SMALL, decode, prompts
@@ -117,6 +119,27 @@ def test_every_kernel_of_a_step_is_known(
     assert not any(compiled)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_keys_are_computed_only_if_a_file_of_the_engine_has_changed(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    used_once(gpu, lambda: decode(SMALL, 1, "none", "none"))
+    needed, computed = {*gpu.loaded}, set[str]()
+    for kernel in [KnownKernel(*each) for each in stored(file)]:
+        monkeypatch.setattr(kernel.function, "hash", None)
+        monkeypatch.setattr(kernel.function, "used_global_vals", {})
+        monkeypatch.delitem(keys._keyed, id(kernel.function), raising=False)
+    monkeypatch.setattr(JITFunction, "parse", noting(JITFunction.parse, computed))
+    if changed:
+        monkeypatch.setattr(rehearsal, "engine_code", lambda: "changed")
+    assert restart(gpu) == needed
+    assert bool(computed) is changed
+
+
+def noting(parse: Callable[[Any], Any], into: set[str]) -> Callable[[Any], Any]:
+    return lambda kernel: into.add(kernel.__name__) or parse(kernel)
+
+
 def test_a_kernel_used_later_is_added(gpu: RecordingDriver) -> None:
     used_once(gpu, lambda: one[(1,)](x()))
     assert restart(gpu) == {"one"}
@@ -149,7 +172,8 @@ def test_one_thread_waits_for_the_last_kernel(
     kernels = KnownKernels(file, lambda: now)
 
     def noted(name: str) -> None:
-        kernel = SimpleNamespace(fn=SimpleNamespace(__qualname__=name), cache_key="")
+        function = SimpleNamespace(__qualname__=name)
+        kernel = SimpleNamespace(fn=function, cache_key="", used_global_vals={})
         kernels.note(fn=SimpleNamespace(module="", jit_function=kernel), compile={"specialization_data": ""})
 
     noted("one")
@@ -173,7 +197,7 @@ def test_modules_are_imported_on_the_thread_that_starts_the_engine(
 ) -> None:
     """Two threads that import modules in different orders may find one that is not complete."""
     (file.parent / "its_module.py").write_text("import threading\nthread = threading.current_thread()")
-    file.write_text(json.dumps({"kernels": [["its_module", "kernel", "", ""]]}))
+    file.write_text(json.dumps({"kernels": [["its_module", "kernel", "", "", ""]]}))
     monkeypatch.syspath_prepend(file.parent)
     assert restart(gpu) == set()
     assert sys.modules.pop("its_module").thread is threading.main_thread()
@@ -354,6 +378,31 @@ def test_keys_do_not_depend_on_which_kernel_is_first(tmp_path: Path, monkeypatch
 
     assert keys("one", "two", key=plain) != keys("two", "one", key=plain), "Triton has changed"
     assert keys("one", "two") == keys("two", "one")
+
+
+def test_a_key_is_taken_if_the_global_values_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "callers.py"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def one(three: int) -> Any:
+        file.write_text(CALLERS.replace("constexpr(3)", f"constexpr({three})"))
+        for stale in (tmp_path / "__pycache__").glob("*"):
+            stale.unlink()
+        sys.modules.pop("callers", None)
+        return importlib.import_module("callers").one
+
+    first = one(3)
+    key, used = key_of(first), globals_of(first)
+    again = one(3)
+    take_key(again, key, used)
+    assert again.hash == key
+    assert globals_of(again) == used != "[]"
+    changed = one(4)
+    take_key(changed, key, used)
+    assert changed.hash is None
+    assert key_of(changed) != key
 
 
 def test_the_code_of_the_engine_is_that_of_its_files() -> None:
