@@ -17,6 +17,7 @@ from engine.later import postponed
 from engine.timeline import timed
 
 _TURN = 0.0005  # seconds
+_HALF = 5e-7  # seconds, half of Python's unit for intervals, to which it rounds down
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
@@ -35,7 +36,7 @@ def short_turns() -> Iterator[None]:
         with _gate:
             usual = _usual.pop()
             if not _usual:
-                sys.setswitchinterval(usual)
+                sys.setswitchinterval(usual + _HALF)
 
 
 def prepare_gpu(device: str, pinned: int = 0) -> Callable[[], None]:

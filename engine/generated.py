@@ -71,7 +71,7 @@ def _file() -> Path | None:
     if sys.dont_write_bytecode:
         return None
     with suppress(NotImplementedError):  # a Python without cached bytecode
-        return Path(cache_from_source(__file__)).with_suffix(".code")
+        return Path(cache_from_source(__file__, optimization="code"))  # a name like that of bytecode
     return None
 
 

@@ -80,6 +80,18 @@ def test_the_libraries_of_torch_are_loaded_before_the_module_that_needs_them(
     assert printed(TORCH) == "True\n2.0 ['_Finder']\n"
 
 
+def test_the_turns_of_threads_are_as_long_as_before() -> None:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # as the screen has them; Python then says 9.999999999999999e-05
+    try:
+        for _ in range(3):
+            with early.short_turns():
+                pass
+        assert sys.getswitchinterval() == pytest.approx(1e-4)
+    finally:
+        sys.setswitchinterval(usual)
+
+
 def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:
     """Two threads that import it at the same time can each find a part of it missing."""
     runtime = tmp_path / "triton" / "runtime"

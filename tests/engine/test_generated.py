@@ -44,7 +44,7 @@ def test_the_second_process_compiles_nothing(cached: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"nothing of Python's", None])
 def test_a_file_that_is_not_ours_is_replaced(cached: Path, content: bytes | None) -> None:
     printed()
-    (file,) = cached.rglob("*.code")
+    (file,) = cached.rglob("generated.*.opt-code.pyc")
     file.write_bytes(file.read_bytes()[:-9] if content is None else content)
     assert printed() == f"True {ANSWER}"
     assert printed() == f"False {ANSWER}"
