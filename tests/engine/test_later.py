@@ -12,7 +12,7 @@ import sys
 from engine import early, later
 early.import_torch()
 import torch
-drawn = torch.Generator().manual_seed(7).initial_seed()  # torch 2.13 gives it a class in what is left out
+drawn = torch.Generator().manual_seed(7).initial_seed()  # of a class that is in what is left out
 print(sorted(later._empty) == sorted(later._LATER), "torch._decomp" in sys.modules, drawn)
 """
 NEEDS = {  # what needs it, what that prints, and how many parts are still left out
