@@ -132,6 +132,8 @@ def test_keys_are_computed_only_if_a_file_of_the_engine_has_changed(
         monkeypatch.setattr(rehearsal, "engine_code", lambda: "changed")
     assert restart(gpu) == needed
     assert bool(computed) is changed
+    decode(SMALL, 1, "none", "none")
+    assert not gpu.missing
 
 
 def noting(parse: Callable[[Any], Any], into: set[str]) -> Callable[[Any], Any]:
