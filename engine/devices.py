@@ -16,7 +16,8 @@ from engine.timeline import timed
 
 log = logging.getLogger("minichat.engine")
 
-_FIRST = 512  # rows and columns of the first product
+_COLUMNS = 1024  # of the first products
+_ROWS = (512, 64, 1024, 4096)  # theirs; libraries have a kernel of its own for each kind of shape
 _COPIES = 3  # timed copies; the fastest counts
 
 
@@ -46,9 +47,10 @@ def use(device: torch.device) -> None:
 
 
 def begin_products(device: torch.device) -> Callable[[], None]:
-    """Have cuBLAS load its kernels on another thread; nothing without a GPU. Returns what waits for it.
+    """Have libraries load the kernels of most prompts on another thread; nothing without a GPU.
 
-    The first product of a process takes longer than others. torch keeps the handle for the next thread.
+    Returns what waits for it. Otherwise the first prompts would load them one after another. torch keeps
+    cuBLAS's handle for the next thread.
     """
     if device.type != "cuda":
         return lambda: None
@@ -56,11 +58,13 @@ def begin_products(device: torch.device) -> Callable[[], None]:
     def multiply() -> None:
         try:
             with timed("cuBLAS"):
-                numbers = torch.zeros(_FIRST, _FIRST, dtype=torch.bfloat16, device=device)
-                torch.mm(numbers, numbers)
+                numbers = torch.zeros(max(_ROWS), _COLUMNS, dtype=torch.bfloat16, device=device)
+                for rows in _ROWS:
+                    torch.nn.functional.linear(numbers[:rows], numbers)
+                torch.nn.functional.embedding(torch.zeros(1, dtype=torch.long, device=device), numbers)
                 torch.cuda.synchronize(device)
         except RuntimeError:
-            log.exception("cuBLAS was not loaded ahead; the first step that multiplies reports why")
+            log.exception("kernels of libraries were not loaded ahead; a step that needs one reports why")
 
     thread = Thread(target=multiply, name="products", daemon=True)
     thread.start()

@@ -5,7 +5,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
@@ -17,6 +17,7 @@ from engine.later import postponed
 from engine.timeline import timed
 
 _TURN = 0.0005  # seconds
+_HALF = 5e-7  # seconds, half of Python's unit for intervals, to which it rounds down
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
 _prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
@@ -35,7 +36,7 @@ def short_turns() -> Iterator[None]:
         with _gate:
             usual = _usual.pop()
             if not _usual:
-                sys.setswitchinterval(usual)
+                sys.setswitchinterval(usual + _HALF)
 
 
 def prepare_gpu(device: str, pinned: int = 0) -> Callable[[], None]:
@@ -95,11 +96,8 @@ def import_torch() -> None:
     """
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")  # a start would read the texts, too
     # The import that needs it reports why it failed.
-    with short_turns(), suppress(Exception), quick_frames(), postponed():
-        with timed("torch's libraries"):
-            _load_libraries()
-        with timed("torch"):
-            __import__("torch")
+    with short_turns(), suppress(Exception), quick_frames(), postponed(), timed("torch"), _quick_libraries():
+        __import__("torch")
 
 
 @contextmanager
@@ -157,20 +155,37 @@ def _lines_of(function: Any) -> tuple[list[str], int] | None:
     return (lines[first - 1 : last], first) if whole else None
 
 
-def _load_libraries() -> None:
-    """Load torch's libraries in its order, but without the GIL, which its import holds then.
+class _Libraries:
+    """Loads torch's libraries without the GIL, which its import would hold meanwhile.
 
-    With LD_LIBRARY_PATH, torch loads more between the two, so that no wrong version is found there.
+    torch loads what they need first, in an order of its own. Then it imports `torch._C`, which loads them.
     """
-    spec = find_spec("torch")
-    folder = os.path.join(os.path.dirname(spec.origin), "lib") if spec and spec.origin else ""
-    dlopen = ctypes.CDLL(None).dlopen  # a C function like others, unlike the import of a module
-    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    dependencies, torch = (os.path.join(folder, f"libtorch{name}.so") for name in ("_global_deps", ""))
-    if not os.path.isfile(torch) or not dlopen(dependencies.encode(), os.RTLD_NOW | os.RTLD_GLOBAL):
-        return
-    if "LD_LIBRARY_PATH" not in os.environ:
-        dlopen(torch.encode(), os.RTLD_NOW)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
+        if name == "torch._C":
+            with timed("torch's libraries"):
+                for folder in path or ():
+                    _load(os.path.join(folder, "lib", "libtorch.so"), os.RTLD_LOCAL)
+
+
+@contextmanager
+def _quick_libraries() -> Iterator[None]:
+    spec, finder = find_spec("torch"), _Libraries()
+    for folder in (spec and spec.submodule_search_locations) or ():  # the first ones that torch loads
+        _load(os.path.join(folder, "lib", "libtorch_global_deps.so"), os.RTLD_GLOBAL)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _load(file: str, visible: int) -> None:
+    """If that fails, the import reports why."""
+    if os.path.isfile(file):
+        dlopen = ctypes.CDLL(None).dlopen  # a C function like others, unlike the import of a module
+        dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+        dlopen(file.encode(), os.RTLD_NOW | visible)
 
 
 def _create_context(index: int) -> bool:

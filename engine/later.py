@@ -7,7 +7,8 @@ relies on the first without asking, so an import of it loads them, and so does `
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import RLock
@@ -16,6 +17,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LATER = ("torch._meta_registrations", "torch.distributed._meta_registrations", "torch.export")
+_CLASSES = (  # of generators, in torch 2.14 and 2.13
+    ("torch._custom_class_base", "CustomClassBaseMeta"),
+    ("torch._opaque_base", "OpaqueBaseMeta"),
+)
 _NEED_THEM = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "transformers")
 _gate = RLock()
 _empty: dict[str, "_Empty"] = {}
@@ -71,6 +76,19 @@ def postponed() -> Iterator[None]:
         yield
     finally:
         finder.postpones = False
+        _allow_generators()
+
+
+def _allow_generators() -> None:
+    """What is left out gives generators a class; without it, torch makes none since version 2.13."""
+    give = getattr(sys.modules.get("torch._C"), "_set_generator_metaclass", None)
+    if give is None:
+        return
+    for module, name in _CLASSES:
+        with suppress(ImportError, AttributeError):
+            give(getattr(import_module(module), name))
+            return
+    import_module("torch._prims.rng_prims")  # gives it, and takes 0.2 s
 
 
 def load() -> None:

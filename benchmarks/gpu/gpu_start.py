@@ -164,6 +164,11 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
     phases, kernels = _Phases(profile=profile), _Kernels()
     phases.note("Python and this benchmark")
 
+    from engine.generated import kept_code
+    from engine.host.launching import let_threads_sleep
+
+    kept_code.begin()
+    let_threads_sleep()
     from engine import early
     from engine.distributed.crews.started import RankCount, start_early
     from engine.kv.pinned import bytes_ahead
@@ -190,6 +195,7 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
         doing = name
 
     engine = start(config, imported=gc.freeze, phase=phase)
+    kept_code.end()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api.errors import EngineError
 from engine.distributed.waiting import readable
+from engine.generated import kept_code
 from engine.timeline import timed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def keep_alive(pulse: socket.socket) -> None:
 def begin(given: dict[str, Any]) -> "RankLoop":
     """Load this rank's share, and agree with the engine on the cache."""
     gc.disable()  # as in the engine's process: startup objects are permanent
+    kept_code.begin()
     # Imported here: torch takes seconds, and the heartbeats have started.
     from engine.early import import_torch, prepare_gpu
 
@@ -51,6 +53,7 @@ def begin(given: dict[str, Any]) -> "RankLoop":
     with timed("waiting for Triton"):
         wait_for_imports()
     loop = connect(given)
+    kept_code.end()
     gc.collect()
     gc.freeze()
     gc.enable()

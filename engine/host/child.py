@@ -11,11 +11,14 @@ import os
 import sys
 import threading
 
+from engine.generated import kept_code
+
 
 def main() -> None:
     faulthandler.enable()
     gc.disable()  # startup objects are permanent, and each collection would traverse all of them
     need_folder()
+    kept_code.begin()
     connection, pipe, ahead = sys.argv[1:]
     device, pinned, tp, pp = json.loads(ahead)
     if pipe:

@@ -18,6 +18,7 @@ from engine.api.commands import Command, Sender, StreamingCommand, decode_comman
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.events import log
+from engine.generated import kept_code
 from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
@@ -79,6 +80,7 @@ def _begin(settings: dict[str, Any], outbox: Outbox) -> CommandServer:
     config = wire.config_from_json(settings["config"])
     engine = _engine(config, settings["dry_rate"], outbox)
     engine.bus.subscribe(outbox.event)
+    kept_code.end()
     with timed("garbage collection"):
         gc.collect()  # without the objects of imported modules, which are frozen by now: they take 0.1 s
     gc.freeze()  # otherwise each collection traverses the engine's tables and delays a step
@@ -118,7 +120,9 @@ def run(connection: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     frames = FrameSocket(socket.socket(fileno=connection))
     questions = iter(frames)
-    if (first := next(questions, None)) is None:
+    with timed("waiting for the configuration"):
+        first = next(questions, None)
+    if first is None:
         os._exit(0)  # the parent has ended before it had a configuration; torch may be half imported
     outbox = Outbox(frames, lost=partial(os._exit, _BROKEN))
     server: Future[CommandServer] = Future()

@@ -17,6 +17,9 @@ from engine.host.frames import FrameSocket
 from engine.kv.pinned import bytes_ahead
 
 _LOG_BYTES = 2**20  # a longer log is truncated at startup
+# numpy has a thread for each core, for products, of which an engine has none. By default each of them looks
+# for work during 2^26 cycles before it sleeps: a second of processor time on 16 cores.
+_SLEEPING = {"OPENBLAS_THREAD_TIMEOUT": "18"}
 
 
 class Ahead(NamedTuple):
@@ -119,10 +122,16 @@ def spawn(
 
 def child_environment() -> dict[str, str]:
     """Return the child's environment. Run from a checkout, the child finds the engine on PYTHONPATH."""
-    root = str(Path(__file__).resolve().parents[2])
+    root, usual = str(Path(__file__).resolve().parents[2]), dict(_SLEEPING | os.environ)
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return dict(os.environ)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        return usual
+    return usual | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def let_threads_sleep() -> None:
+    """Do the same in this process, before it imports numpy."""
+    for name, value in _SLEEPING.items():
+        os.environ.setdefault(name, value)
 
 
 def open_log(file: Path) -> IO[bytes]:

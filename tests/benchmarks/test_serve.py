@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from rich.progress import Progress
+from tokenizers import Tokenizer
 
+import engine
 from minichat.bench.harness import Bench
 from minichat.bench.load import measure
 from minichat.bench.load.client import Exchange, LoadClients, Outcome, TimedRequest
-from minichat.bench.load.http import lengths, traced
+from minichat.bench.load.http import WORDS, lengths, traced
 from minichat.bench.load.traces import mooncake_prompts
 
+POCKET = Path(engine.__file__).parent / "pocket"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [
@@ -22,6 +25,12 @@ EVENTS = [
     b'data: {"choices":[],"usage":' + json.dumps(USAGE).encode() + b"}\n\n",
     b"data: [DONE]\n\n",
 ]
+
+
+def test_prompts_of_text_have_as_many_tokens_as_those_of_ids() -> None:
+    tokenizer = Tokenizer.from_file(str(POCKET / "tokenizer.json"))
+    for word in WORDS:
+        assert len(tokenizer.encode(f" {word}", add_special_tokens=False).ids) == 1, word
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])

@@ -36,12 +36,14 @@ print(threading.active_count())
 TORCH = """
 import sys
 from engine import early
-early._load_libraries()
-maps = open("/proc/self/maps").read()
-print("libtorch_global_deps" in maps, "libtorch.so" in maps, "torch" in sys.modules)
+class Watch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch._C":
+            print("libtorch.so" in open("/proc/self/maps").read())
+sys.meta_path.insert(0, Watch())
 early.import_torch()
 import torch
-print(torch.ones(2).sum().item())
+print(torch.ones(2).sum().item(), [type(each).__name__ for each in sys.meta_path[:1]])
 """
 
 FRAMES = """
@@ -66,16 +68,28 @@ def test_the_import_of_torch_does_not_compare_the_files_of_all_modules(tmp_path:
     assert printed(IMPORT, str(tmp_path)) == "4 torch 0\nTrue\n"
 
 
-@pytest.mark.parametrize(("variable", "whole"), [(None, True), ("/nowhere", False)])
-def test_the_libraries_of_torch_are_loaded_before_its_import(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, whole: bool
+@pytest.mark.parametrize("variable", [None, "/nowhere"])
+def test_the_libraries_of_torch_are_loaded_before_the_module_that_needs_them(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
-    """With LD_LIBRARY_PATH, torch's import has to load others between them."""
+    """Without the GIL. With LD_LIBRARY_PATH, torch loads others before them."""
     if variable is None:
         monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     else:
         monkeypatch.setenv("LD_LIBRARY_PATH", variable)
-    assert printed(TORCH) == f"True {whole} False\n2.0\n"
+    assert printed(TORCH) == "True\n2.0 ['_Finder']\n"
+
+
+def test_the_turns_of_threads_are_as_long_as_before() -> None:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # as the screen has them; Python then says 9.999999999999999e-05
+    try:
+        for _ in range(3):
+            with early.short_turns():
+                pass
+        assert sys.getswitchinterval() == pytest.approx(1e-4)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:

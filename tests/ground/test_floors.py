@@ -15,7 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     "api": 0,
     **dict.fromkeys(
-        ("gguf", "kv", "grammar", "main_memory", "scheduling", "speculation", "sqlite", "text", "timeline"), 1
+        (
+            "generated",
+            "gguf",
+            "kv",
+            "grammar",
+            "main_memory",
+            "scheduling",
+            "speculation",
+            "sqlite",
+            "text",
+            "timeline",
+        ),
+        1,
     ),
     **dict.fromkeys(
         ("models", "attention", "quant", "sampling", "kernels", "pocket", "devices", "early", "later"), 2

@@ -12,7 +12,7 @@ import pytest
 from engine import timeline
 from engine.api.config import EngineConfig
 from engine.host.child import need_folder
-from engine.host.launching import Ahead, launch_here, launching_now
+from engine.host.launching import Ahead, child_environment, launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
 from minichat.clients.local import _CLOSE_WITHIN
@@ -30,6 +30,13 @@ def test_a_process_may_start_before_its_configuration(tmp_path: Path) -> None:
     for host in hosts:
         assert host.snapshot().error == ""
         host.close()
+
+
+def test_threads_of_numpy_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    assert int(child_environment()["OPENBLAS_THREAD_TIMEOUT"]) < 26
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "30")
+    assert child_environment()["OPENBLAS_THREAD_TIMEOUT"] == "30"
 
 
 def test_a_process_without_a_configuration_ends_with_its_parent(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from triton import knobs
 from triton.runtime._async_compile import FutureKernel
 
 from engine.api.config import EngineConfig
-from engine.kernels.triton.keys import key_of
+from engine.kernels.triton.keys import globals_of, key_of, take_key
 
 _MOST = 2000  # kernels; the warm-up of a small model uses 130
 _MOST_LISTS = 50  # in the folder; the oldest ones are removed
@@ -46,13 +46,19 @@ class KnownKernel(NamedTuple):
     name: str
     source: str  # the hash of what it is compiled from
     settings: str  # the types of its arguments and so on, as Triton writes and reads them
+    globals: str  # the values that the hash depends on; "" if unknown
 
     @property
     def function(self) -> Any:
         return getattr(import_module(self.module), self.name)
 
-    def preload(self) -> bool:
-        """Load it from Triton's cache. False: its source has changed."""
+    def preload(self, unchanged: bool) -> bool:
+        """Load it from Triton's cache. False: its source has changed.
+
+        `unchanged`: no file of the engine has.
+        """
+        if unchanged and self.module.startswith("engine."):
+            take_key(self.function, self.source, self.globals)
         if same := key_of(self.function) == self.source:
             self.function.preload(self.settings)
         return same
@@ -78,10 +84,10 @@ class KnownKernels:
 
     def preload(self) -> None:
         """Load all of the file. One that cannot be loaded is left out."""
-        whole = True
+        whole, unchanged = True, self._unchanged()
         for kernel in self._read():
             try:
-                whole &= kernel.preload()
+                whole &= kernel.preload(unchanged)
             except Exception as error:  # Triton or the engine has changed
                 whole = False
                 log.debug("kernel %s.%s was not loaded ahead: %s", kernel.module, kernel.name, error)
@@ -118,7 +124,11 @@ class KnownKernels:
         """Triton's hook after a kernel was compiled or found."""
         kernel = fn.jit_function
         found = KnownKernel(
-            fn.module, kernel.fn.__qualname__, kernel.cache_key, compile["specialization_data"]
+            fn.module,
+            kernel.fn.__qualname__,
+            kernel.cache_key,
+            compile["specialization_data"],
+            globals_of(kernel),
         )
         with self._gate:
             if found in self._kernels or len(self._kernels) >= _MOST:
@@ -174,6 +184,13 @@ class KnownKernels:
         except (KeyError, TypeError):
             return []
         return [each for each in found if all(isinstance(part, str) for part in each)]
+
+    def _unchanged(self) -> bool:
+        """Whether the process that wrote the file had the same code."""
+        match self._stored():
+            case {"code": self._code}:
+                return bool(self._code)
+        return False
 
     def _read_steps(self) -> list[str]:
         match self._stored():

@@ -20,7 +20,8 @@ from typing import Any
 from engine.api.errors import BadInput
 from minichat.bench.load.traces import opened
 
-_WORDS = "the sea old stone of river light under hill paper in quiet window a first rain to".split()
+# Each of them is one token of the built-in model and of most others, so texts are as long as prompts of ids.
+WORDS = "the sea old stone of river light under hill water in quiet window a first rain to".split()
 _VOCAB = 3000  # ids of prompts stay below it, so that usual models take them
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START, _END = (
@@ -69,7 +70,7 @@ def message(
 ) -> bytes:
     draw = random.Random(repr(seed))
     asked: dict[str, Any] = {
-        "prompt": " ".join(draw.choices(_WORDS, k=size))
+        "prompt": " ".join(draw.choices(WORDS, k=size))
         if prompts == "text"
         else [draw.randrange(3, vocab) for _ in range(size)],
         "max_tokens": count,

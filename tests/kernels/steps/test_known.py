@@ -1,6 +1,5 @@
 """Kernels that an earlier process used are loaded before a step asks for them. No GPU is needed."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -18,11 +17,12 @@ import pytest
 pytest.importorskip("triton", reason="no Triton here")
 
 from triton import knobs
+from triton.runtime.jit import JITFunction
 
 from engine.api.config import EngineConfig
+from engine.kernels.triton import keys
 from engine.kernels.triton import precompile as rehearsal
-from engine.kernels.triton.keys import key_of
-from engine.kernels.triton.known import KnownKernels, engine_code, kernel_options, known_kernels
+from engine.kernels.triton.known import KnownKernel, KnownKernels, engine_code, kernel_options, known_kernels
 from engine.kernels.triton.precompile import load_ahead, start_compiling, start_steps
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
 from tests.kernels.steps.test_compiles import SMALL, decode, prompts
@@ -117,6 +117,29 @@ def test_every_kernel_of_a_step_is_known(
     assert not any(compiled)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_keys_are_computed_only_if_a_file_of_the_engine_has_changed(
+    gpu: RecordingDriver, file: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    used_once(gpu, lambda: decode(SMALL, 1, "none", "none"))
+    needed, computed = {*gpu.loaded}, set[str]()
+    for kernel in [KnownKernel(*each) for each in stored(file)]:
+        monkeypatch.setattr(kernel.function, "hash", None)
+        monkeypatch.setattr(kernel.function, "used_global_vals", {})
+        monkeypatch.delitem(keys._keyed, id(kernel.function), raising=False)
+    monkeypatch.setattr(JITFunction, "parse", noting(JITFunction.parse, computed))
+    if changed:
+        monkeypatch.setattr(rehearsal, "engine_code", lambda: "changed")
+    assert restart(gpu) == needed
+    assert bool(computed) is changed
+    decode(SMALL, 1, "none", "none")
+    assert not gpu.missing
+
+
+def noting(parse: Callable[[Any], Any], into: set[str]) -> Callable[[Any], Any]:
+    return lambda kernel: into.add(kernel.__name__) or parse(kernel)
+
+
 def test_a_kernel_used_later_is_added(gpu: RecordingDriver) -> None:
     used_once(gpu, lambda: one[(1,)](x()))
     assert restart(gpu) == {"one"}
@@ -149,7 +172,8 @@ def test_one_thread_waits_for_the_last_kernel(
     kernels = KnownKernels(file, lambda: now)
 
     def noted(name: str) -> None:
-        kernel = SimpleNamespace(fn=SimpleNamespace(__qualname__=name), cache_key="")
+        function = SimpleNamespace(__qualname__=name)
+        kernel = SimpleNamespace(fn=function, cache_key="", used_global_vals={})
         kernels.note(fn=SimpleNamespace(module="", jit_function=kernel), compile={"specialization_data": ""})
 
     noted("one")
@@ -173,7 +197,7 @@ def test_modules_are_imported_on_the_thread_that_starts_the_engine(
 ) -> None:
     """Two threads that import modules in different orders may find one that is not complete."""
     (file.parent / "its_module.py").write_text("import threading\nthread = threading.current_thread()")
-    file.write_text(json.dumps({"kernels": [["its_module", "kernel", "", ""]]}))
+    file.write_text(json.dumps({"kernels": [["its_module", "kernel", "", "", ""]]}))
     monkeypatch.syspath_prepend(file.parent)
     assert restart(gpu) == set()
     assert sys.modules.pop("its_module").thread is threading.main_thread()
@@ -318,42 +342,6 @@ def test_no_step_is_noted_if_a_kernel_cannot_be(
         process.setattr(KnownKernels, "note", note)
         assert steps_of_a_start(gpu, "a") == ["a"]
     assert not file.exists() or json.loads(file.read_text())["steps"] == []
-
-
-CALLERS = """
-import triton
-import triton.language as tl
-THREE = tl.constexpr(3)
-
-@triton.jit
-def shared(x):
-    return x + THREE
-
-@triton.jit
-def one(x):
-    tl.store(x, shared(1))
-
-@triton.jit
-def two(x):
-    tl.store(x, shared(2))
-"""
-
-
-def test_keys_do_not_depend_on_which_kernel_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's depend on whether a callee has its key already, and threads decide which caller is first."""
-    (tmp_path / "callers.py").write_text(CALLERS)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def keys(*names: str, key: Callable[[Any], str] = key_of) -> dict[str, str]:
-        sys.modules.pop("callers", None)
-        module = importlib.import_module("callers")
-        return {name: key(getattr(module, name)) for name in names}
-
-    def plain(kernel: Any) -> str:
-        return str(kernel.cache_key)
-
-    assert keys("one", "two", key=plain) != keys("two", "one", key=plain), "Triton has changed"
-    assert keys("one", "two") == keys("two", "one")
 
 
 def test_the_code_of_the_engine_is_that_of_its_files() -> None:
