@@ -75,6 +75,7 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
         "Afmoe",
         {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "apertus": ("Apertus", {}),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
 }
 

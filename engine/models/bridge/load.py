@@ -9,7 +9,9 @@ from safetensors import SafetensorError
 
 from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
+from engine.kernels import switches
 from engine.models.bridge.interface import BridgedModel, implementation_of
+from engine.models.bridge.norms import shorten_norms
 from engine.models.bridge.probe import probe, probe_products, probe_without_weights
 from engine.models.bridge.products import BridgedProducts
 from engine.models.checkpoint import shards
@@ -33,6 +35,8 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
     probe_without_weights(theirs, config, fields)
 
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
+    if switches.SHORT_NORMS:
+        shorten_norms(model)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
     logits = probe(bridged, fields)
     bridged.products = BridgedProducts(model, bridged.trunk, None if request.dummy else request.place.folder)
