@@ -1,6 +1,7 @@
 """RMS norms of transformers' models in two launches on a GPU, where their code has eight.
 
-Nearly all families have the norm of Llama in a class of their own. A class counts as such if its code is the same.
+Nearly all families have the norm of Llama in a class of their own. A class counts as such if its code is
+the same.
 """
 
 from functools import partial
