@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,7 +94,7 @@ def load(model: str, scheme: str, device: str) -> None:
     print(json.dumps({"seconds": seconds, "held": _held(made) / 1e6, "peak": (peak - before) / 1e6}))
 
 
-def _held(model: torch.nn.Module) -> int:
+def _held(model: Any) -> int:
     """Bytes of the tensors of a model; those that share memory count once."""
     tensors = [*model.parameters(), *model.buffers()]
     packed = sum({id(each): each.nbytes for each in tensors if each.is_mkldnn}.values())
