@@ -154,6 +154,19 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("blt", "its config has no hidden_size, which a plain decoder has"),
+        ("gemma4_assistant", "'validate_architecture': ValueError: hidden_size_per_layer_input must be 0"),
+    ],
+)
+def test_a_config_without_sizes_is_refused_by_name(model_type: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"; .*{why}'):
+        load_model(ModelPlace(model_type, tmp_path))
+
+
 @pytest.mark.parametrize("model_type", one_of(2, REFUSED))
 def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"') as refused:

@@ -49,7 +49,8 @@ def _their_config(request: LoadRequest, fields: Fields) -> Any:
     try:
         theirs = transformers.AutoConfig.from_pretrained(request.place.folder, trust_remote_code=False)
     except Exception as error:  # the configs raise errors of many types
-        reason = str(error).partition("\n")[0]  # the other lines are installation advice
+        first, _, rest = str(error).partition("\n")  # other lines are installation advice
+        reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
         raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
     return theirs.get_text_config(decoder=True) if theirs.model_type in ALONE else theirs
 
@@ -58,6 +59,9 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
     text = theirs.get_text_config(decoder=True)
     keys = ("vocab_size", "hidden_size", *CONTEXTS, "bos_token_id", "eos_token_id")
     text_fields = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
+    if missing := [key for key in ("vocab_size", "hidden_size") if text_fields.get(key) is None]:
+        why = f"its config has no {missing[0]}, which a plain decoder has"
+        raise fields.unsupported("model_type", why)
     generation = read_generation(fields.file.parent)
     vocab = text_fields.whole("vocab_size", high=MOST_TOKENS)
     return ModelConfig(
