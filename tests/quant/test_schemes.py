@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.api.errors import BadInput
 from engine.kernels.cpu import int8_digits, many_rows
 from engine.kernels.cpu.row_buckets import pad_to_bucket
-from engine.quant import bnb, int4, int8
+from engine.quant import bnb, int4
 from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.grouped import GroupedWeight
@@ -194,14 +194,6 @@ def test_int4_is_rounded_and_packed_in_pieces(inputs: int, monkeypatch: pytest.M
     for name in ("numbers", "scale", "zero"):
         assert torch.equal(getattr(cut, name), getattr(whole, name)), name
     assert torch.equal(named("int4-32").make(weight, None).packed, packed.packed)
-
-
-def test_int8_is_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = weight_of((300, 130), torch.bfloat16)
-    whole = int8.quantized(weight)
-    monkeypatch.setattr(int8, "numbers_at_once", lambda device: 7 * 130)
-    for cut, entire in zip(int8.quantized(weight), whole, strict=True):
-        assert torch.equal(cut, entire)
 
 
 @torch.inference_mode()
