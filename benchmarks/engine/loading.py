@@ -37,6 +37,8 @@ def run(
     schemes: tuple[str, ...] = ("none", "int8", "int4"),
     device: str = "cpu",
 ) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"--device cuda needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     with _place(model, shape) as name:
         files = shards(find_model(name).folder)
         size = bench.note("the file", sum(file.stat().st_size for file in files) / 1e6, "MB").median
