@@ -165,6 +165,26 @@ def test_a_shorter_norm_gives_the_numbers_of_transformers(dtype: torch.dtype) ->
         assert torch.equal(norm(given), each) and norm(given).dtype is each.dtype
 
 
+@pytest.mark.cuda
+def test_a_shorter_norm_takes_two_launches_on_a_gpu() -> None:
+    from torch.profiler import ProfilerActivity, profile
+    from transformers.models.arcee.modeling_arcee import ArceeRMSNorm
+
+    from engine.models.bridge.norms import shorten_norms
+
+    norm = ArceeRMSNorm(4096, 1e-5).to("cuda", torch.bfloat16).requires_grad_(False)
+    norm.weight.normal_()
+    rows = torch.randn(1, 3, 4096, device="cuda", dtype=torch.bfloat16)
+    expected = norm(rows)
+    shorten_norms(norm)
+    torch.testing.assert_close(norm(rows), expected, rtol=2**-7, atol=0)  # the order of a sum, then rounding
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        norm(rows)
+        torch.cuda.synchronize()
+    kernels = [each.name for each in trace.events() or () if each.device_type.name == "CUDA"]
+    assert len(kernels) == 2, kernels
+
+
 def test_norms_with_other_code_stay_as_they_are() -> None:
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
     from transformers.models.helium.modeling_helium import HeliumRMSNorm
