@@ -11,8 +11,7 @@ from torch import Tensor
 
 from engine.gguf.kinds import READABLE
 from engine.quant.grouped import GroupedWeight
-
-PIECE = 2**22  # numbers dequantized at a time, in float32
+from engine.quant.shapes import numbers_at_once
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -35,7 +34,7 @@ def dequantized(kind: str, raw: Tensor, dtype: torch.dtype) -> Tensor:
     blocks = READABLE[kind]
     flat = raw.reshape(-1, blocks.nbytes)
     out = torch.empty(len(flat), blocks.numbers, dtype=dtype, device=raw.device)
-    size = max(1, PIECE // blocks.numbers)
+    size = numbers_at_once(raw.device) // blocks.numbers
     for part, into in zip(flat.split(size), out.split(size), strict=True):
         into.copy_(_READERS[kind](part).values().flatten(1))
     return out.view(len(raw), -1)

@@ -11,13 +11,12 @@ from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int4_table import Int4Table
 from engine.quant.registry import register
-from engine.quant.shapes import padded, rounded_up, trimmed
+from engine.quant.shapes import numbers_at_once, padded, rounded_up, trimmed
 
 GROUPS = (32, 64, 128)  # group sizes, in inputs
 FEW = 64  # up to this many rows torch's packed product is faster than dequantizing
 TILE = 64  # outputs per tile of the packed layout
 PIECE = 256  # outputs dequantized at a time
-ROUND_ELEMENTS = 2**21  # numbers of a weight rounded at a time, in float32; 16 times as many on a GPU
 
 _pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _product = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -29,7 +28,7 @@ def grouped(weight: Tensor, group: int) -> GroupedWeight:
     width = rounded_up(inputs, group)
     numbers = weight.new_empty(outputs, width, dtype=torch.uint8)
     scale, zero = weight.new_empty(2, outputs, width // group, dtype=torch.float32)
-    rows = max(1, (ROUND_ELEMENTS if weight.device.type == "cpu" else 16 * ROUND_ELEMENTS) // width)
+    rows = max(1, numbers_at_once(weight.device) // width)
     for part, into, step, off in zip(
         *(each.split(rows) for each in (weight, numbers, scale, zero)), strict=True
     ):
@@ -115,7 +114,7 @@ class PackedInt4(nn.Module):
 
 def _packed(numbers: Tensor) -> Tensor:
     """Pack the numbers for the product, whose packing takes int32, piece by piece to limit memory."""
-    rows = max(1, ROUND_ELEMENTS // numbers.shape[1] // TILE) * TILE
+    rows = max(1, numbers_at_once(numbers.device) // numbers.shape[1] // TILE) * TILE
     return torch.cat([_pack(part.to(torch.int32), 1) for part in numbers.split(rows)])
 
 

@@ -11,12 +11,11 @@ from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
-from engine.quant.shapes import rounded_up, side_by_side
+from engine.quant.shapes import numbers_at_once, rounded_up, side_by_side
 
 FEW = 8  # up to this many rows a CPU sums the table's rows; for more, dequantizing is faster
 WIDTH = 256  # most outputs of a table block: their sums fit in a CPU's registers
 TOGETHER = 128  # blocks summed per call, so that the index list for a head is not needed as a whole
-PIECE = 2**25  # numbers of a weight rounded at a time, as they are float32 temporarily
 _TAIL = (1.0, -128.0)  # the end of a table row: the scale and the offset of its numbers
 
 _ops = torch.ops.quantized
@@ -26,7 +25,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return [outputs, inputs] as int8 in -127 to 127, and the scales [outputs] in float32."""
     numbers = torch.empty_like(weight, dtype=torch.int8)
     scale = torch.empty(len(weight), device=weight.device)
-    rows = max(1, PIECE // weight.shape[1])
+    rows = max(1, numbers_at_once(weight.device) // weight.shape[1])
     for part, into, step in zip(weight.split(rows), numbers.split(rows), scale.split(rows), strict=True):
         step.copy_(part.abs().amax(1)).div_(127).clamp_(min=1e-20)
         into.copy_(torch.round(part.float() / step[:, None]))

@@ -245,5 +245,18 @@ FOREIGN: dict[str, dict[str, Any]] = {  # that transformers runs
         "rope_parameters": {"rope_type": "default", "rope_theta": 12000000.0},
         "tie_word_embeddings": False,
     },
+    "Hunyuan-7B": {
+        "model_type": "hunyuan_v1_dense",
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "vocab_size": 128167,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+    },
 }
 EVERY = SHAPES | MIXTURES | WINDOWED | HYBRIDS | FOREIGN

@@ -13,7 +13,7 @@ from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
 from minichat.bench.cases import CaseFailed, Measurement
-from minichat.bench.peers import llama_cpp_runner, minichat_runner
+from minichat.bench.peers import batching_runner, llama_cpp_runner, minichat_runner
 from minichat.bench.peers.process import PeerProcess
 from minichat.bench.questions import peers
 from minichat.bench.questions.peers import Peer
@@ -91,6 +91,23 @@ def test_a_runner_generates_replies_of_the_given_lengths(runner: str, tiny: Path
     version, generate = import_module(f"minichat.bench.peers.{runner}").opened(job(tiny))
     assert version
     assert generate([[5, 6, 7], [8, 9], [10]], [4, 2, 3]) == [4, 2, 3]
+
+
+def test_continuous_batching_gets_only_options_that_all_releases_have(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of a block is `block_size` in transformers 5.17, and `page_size` later."""
+    transformers = import_module("transformers")
+    made, given = transformers.ContinuousBatchingConfig, dict[str, Any]()
+
+    def recorded(**options: Any) -> Any:
+        given.update(options)
+        return made(**options)
+
+    monkeypatch.setattr(transformers, "ContinuousBatchingConfig", recorded)
+    _, generate = batching_runner.opened(job(tiny))
+    assert generate([[5, 6]], [2]) == [2]
+    assert given.keys() == {"num_blocks", "max_batch_tokens"}
 
 
 def job(folder: Path, **changes: Any) -> dict[str, Any]:

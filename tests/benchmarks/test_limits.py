@@ -18,7 +18,7 @@ from tests.models.tiny import CONFIG
 BILLIONS = {
     "0.6B": 0.6, "8B": 8.0, "335M": 0.305, "30B-A3B": 30.5, "gpt-oss-20b": 20.9, "DeepSeek-V2-Lite": 15.7,
     "Gemma-3-12B": 11.8, "Qwen3.5-4B": 4.2, "Nemotron-H-8B": 8.1, "Nemotron-3-Nano": 31.6,
-    "Granite-4.0-H-Tiny": 6.9, "Apertus-8B": 8.05,
+    "Granite-4.0-H-Tiny": 6.9, "Apertus-8B": 8.05, "Hunyuan-7B": 7.5,
 }  # fmt: skip
 
 

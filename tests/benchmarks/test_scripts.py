@@ -41,6 +41,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "front": f"--other {ROOT} --requests 4",
     "gpu_start": "--model pocket --device cpu --starts 1",
     "kv": "",
+    "loading": "--model pocket --schemes none",
     "memory": "--requests 8 --clients 2",
     "monitor": "--blocks 64 --requests 2 --updates 3",
     "opening": "",

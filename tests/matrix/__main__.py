@@ -34,6 +34,8 @@ def results_on(page: str) -> list[Result]:
 
 
 def main(names: list[str]) -> None:
+    if unknown := set(names) - set(MODEL_TYPES):
+        raise SystemExit(f"no architecture of transformers: {', '.join(sorted(unknown))}")
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     kept = {each.model_type: each for each in results_on(page)} if names else {}

@@ -75,6 +75,7 @@ BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
         "Afmoe",
         {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "apertus": ("Apertus", {}),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
 }
 
@@ -151,6 +152,19 @@ REFUSED: dict[str, dict[str, Any]] = {
     "t5": {},
     "no-such-model": {},
 }
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("blt", "its config has no hidden_size, which a plain decoder has"),
+        ("gemma4_assistant", "'validate_architecture': ValueError: hidden_size_per_layer_input must be 0"),
+    ],
+)
+def test_a_config_without_sizes_is_refused_by_name(model_type: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"; .*{why}'):
+        load_model(ModelPlace(model_type, tmp_path))
 
 
 @pytest.mark.parametrize("model_type", one_of(2, REFUSED))

@@ -170,7 +170,7 @@ def test_a_large_head_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     weight = weight_of((1300, 96), torch.bfloat16)
     whole, many = Int8Table(weight, None), [rows_of(rows, 96, torch.bfloat16) for rows in (1, 3, 8)]
     expected = [whole(x) for x in many]
-    monkeypatch.setattr(int8, "PIECE", 96 * 100)
+    monkeypatch.setattr(int8, "numbers_at_once", lambda device: 96 * 100)
     monkeypatch.setattr(int8, "TOGETHER", 2)
     cut = Int8Table(weight, None)
     assert torch.equal(cut.table, whole.table) and torch.equal(cut.scale, whole.scale)

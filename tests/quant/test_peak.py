@@ -1,4 +1,4 @@
-"""A change of scheme needs the memory of the larger of the two, and a layer or two."""
+"""Loading needs the memory of the weights and a layer; a change of scheme that of the larger of the two."""
 
 import gc
 from itertools import pairwise
@@ -19,7 +19,8 @@ from tests.quant.test_switching import modules_and_bytes
 SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "vocab_size": 100}
 CHANGES = ("none", "int8", "int4", "none", "fp32", "int8", "fp32", "none")
 HEADS_CHANGED = 4  # the head is in int8 beside layers in int8 and int4
-LAYER = 2 * (4 * 128 * 128 + 3 * 128 * 384)  # bytes in bfloat16
+TENSOR = 2 * 128 * 384  # bytes in bfloat16 of the largest
+LAYER = 2 * 4 * 128 * 128 + 3 * TENSOR
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "tie_word_embeddings": True}
 
 
@@ -46,6 +47,20 @@ def test_a_change_needs_at_most_one_layer_more(folder: Path, monkeypatch: pytest
         assert peak_of_change(model, old, new) < 1, (old, new)
     parts = (len(CHANGES) - 1) * SHAPE["num_hidden_layers"] + HEADS_CHANGED
     assert len(given_back) == parts, "memory was not released after every part"
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+def test_loading_needs_at_most_a_layer_and_a_tensor_more(folder: Path, scheme: str) -> None:
+    gc.collect()
+    gc.freeze()
+    before, held = modules_and_bytes()[1], [0]
+
+    def progress(done: int, total: int) -> None:
+        held.append(modules_and_bytes()[1] - before)
+
+    model = load_model(ModelPlace("it", folder), dtype="bfloat16", quantization=scheme, progress=progress)
+    assert max(held) <= weights(model) + LAYER + TENSOR, [each / LAYER for each in held]
+    assert len(held) > 7 * SHAPE["num_hidden_layers"], "it is not called for each tensor"
 
 
 def peak_of_change(model: Decoder, old: str, new: str) -> float:

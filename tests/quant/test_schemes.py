@@ -189,7 +189,7 @@ def test_int4_is_rounded_and_packed_in_pieces(inputs: int, monkeypatch: pytest.M
     weight = weight_of((300, inputs), torch.bfloat16)
     whole = grouped(weight, 32)
     packed = named("int4-32").make(weight, None)
-    monkeypatch.setattr(int4, "ROUND_ELEMENTS", 100 * 256)
+    monkeypatch.setattr(int4, "numbers_at_once", lambda device: 100 * 256)
     cut = grouped(weight, 32)
     for name in ("numbers", "scale", "zero"):
         assert torch.equal(getattr(cut, name), getattr(whole, name)), name

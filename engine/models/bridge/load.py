@@ -9,7 +9,9 @@ from safetensors import SafetensorError
 
 from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
+from engine.kernels import switches
 from engine.models.bridge.interface import BridgedModel, implementation_of
+from engine.models.bridge.norms import shorten_norms
 from engine.models.bridge.probe import probe, probe_products, probe_without_weights
 from engine.models.bridge.products import BridgedProducts
 from engine.models.checkpoint import shards
@@ -33,6 +35,8 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
     probe_without_weights(theirs, config, fields)
 
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
+    if switches.SHORT_NORMS:
+        shorten_norms(model)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
     logits = probe(bridged, fields)
     bridged.products = BridgedProducts(model, bridged.trunk, None if request.dummy else request.place.folder)
@@ -45,7 +49,8 @@ def _their_config(request: LoadRequest, fields: Fields) -> Any:
     try:
         theirs = transformers.AutoConfig.from_pretrained(request.place.folder, trust_remote_code=False)
     except Exception as error:  # the configs raise errors of many types
-        reason = str(error).partition("\n")[0]  # the other lines are installation advice
+        first, _, rest = str(error).partition("\n")  # other lines are installation advice
+        reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
         raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
     return theirs.get_text_config(decoder=True) if theirs.model_type in ALONE else theirs
 
@@ -54,6 +59,9 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
     text = theirs.get_text_config(decoder=True)
     keys = ("vocab_size", "hidden_size", *CONTEXTS, "bos_token_id", "eos_token_id")
     text_fields = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
+    if missing := [key for key in ("vocab_size", "hidden_size") if text_fields.get(key) is None]:
+        why = f"its config has no {missing[0]}, which a plain decoder has"
+        raise fields.unsupported("model_type", why)
     generation = read_generation(fields.file.parent)
     vocab = text_fields.whole("vocab_size", high=MOST_TOKENS)
     return ModelConfig(

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import finalize
 
-_PAGE = 256  # tokens of a block; its default
+_PAGE = 256  # tokens of a block, by default; releases have different names for that option
 
 Generate = Callable[[Sequence[Sequence[int]], Sequence[int]], list[int]]
 
@@ -24,7 +24,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
     room: dict[str, Any] = {"max_memory_percent": 0.45}  # the other engine is on the same GPU
     if cpu:  # it would size its cache by a GPU's memory
         room = {"num_blocks": job["rows"] * -(-job["context"] // _PAGE), "max_batch_tokens": 512}
-    batching = transformers.ContinuousBatchingConfig(page_size=_PAGE, **room)
+    batching = transformers.ContinuousBatchingConfig(**room)
     manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=batching)
     if not cpu:
         manager.warmup()  # captures its graphs
@@ -39,7 +39,7 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         while len(lengths) < len(order):
             one = manager.get_result(timeout=120)
             if one is None or one.error:
-                raise RuntimeError("no reply within two minutes" if one is None else one.error)
+                raise RuntimeError("it gave no reply" if one is None else one.error)
             if one.is_finished():
                 lengths[one.request_id] = len(one.generated_tokens)
         return [lengths[id] for id in order]

@@ -38,7 +38,7 @@ def replies(engine: Engine) -> list[list[int]]:
     return [each.tokens for each in outputs]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "neox", "phi", "olmo", "falcon"])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "neox", "phi", "olmo", "falcon", "apertus"])
 def test_replies_in_graphs_are_those_of_a_cpu(name: str, tmp_path: Path) -> None:
     engine = on_gpu(written(name, tmp_path))
     assert engine.runner.graph_sizes and engine.runner.graphs
