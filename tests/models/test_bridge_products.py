@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.api.config import ModelPlace
 from engine.api.errors import BadInput
 from engine.execution.weights import Weights, nbytes
+from engine.kernels import switches
 from engine.models.find import find_model
 from engine.models.load_request import LoadRequest
 from engine.models.registry import bridged, load_model
@@ -196,7 +197,8 @@ def test_norms_with_other_code_stay_as_they_are() -> None:
         assert shorten_norms(each) == 0 and "forward" not in vars(each)
 
 
-def test_all_norms_of_a_model_are_shorter(tmp_path: Path) -> None:
+def test_all_norms_of_a_model_are_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "SHORT_NORMS", True)
     reference(*BRIDGED["apertus"], tmp_path)
     model = loaded(ModelPlace("apertus", tmp_path))
     found = [each for each in model.modules() if type(each).__name__.endswith("RMSNorm")]
