@@ -271,19 +271,23 @@ def compile_for_hopper(function: Any, of: dict[str, str], shape: dict[str, Any],
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
 
-@pytest.mark.parametrize(("rows", "turn"), [(64, 128), *soak((128, 128), (256, 64))])
-def test_tensor_cores_end_before_registers_that_they_read_are_written_again(rows: int, turn: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "outputs", "turn"), [(64, 64, 128), *soak((128, 64, 128), (128, 128, 64), (256, 64, 64))]
+)
+def test_tensor_cores_end_before_registers_that_they_read_are_written_again(
+    rows: int, outputs: int, turn: int
+) -> None:
     """An int8 weight is converted in registers. Those of a turn may be those of the next one."""
     from engine.kernels.triton.gemm.skinny_gemm import SHORT
     from engine.kernels.triton.gemm.tma_gemm import _tma_gemm
 
     of = {
         "out": "*fp32", "tiles_of_x": f"tensordesc<bf16[{rows}, {turn}]>", "scale": "*fp32",
-        "tiles_of_weight": f"tensordesc<u8[64, {turn}]>", "rows": "i32", "outputs": "i32", "share": "i32",
-        "eps": "fp32",
+        "tiles_of_weight": f"tensordesc<u8[{outputs}, {turn}]>", "rows": "i32", "outputs": "i32",
+        "share": "i32", "eps": "fp32",
     }  # fmt: skip
     shape = {
-        "squares": None, "steps": None, "ROWS": rows, "COLUMNS": 64, "TURN": turn, "GATED": False,
+        "squares": None, "steps": None, "ROWS": rows, "COLUMNS": outputs, "TURN": turn, "GATED": False,
         "SCALED": True, "ROUNDED": False, "SHORT": SHORT[torch.bfloat16], "WIDTH": 1024, "PIECES": 0,
         "PADDED": 1, "STAGES": 3, "PDL": True,
     }  # fmt: skip

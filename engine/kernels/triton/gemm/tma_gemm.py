@@ -26,8 +26,8 @@ from engine.kernels.triton.padding import padded_rows, readable_rows
 FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.skinny_gemm and cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
 MOST = 256  # up to this many rows a product with such a weight, or one in 8 bits, is faster when fused
-INT8_MOST = TALLEST  # the same for int8; MOST may be faster since turns end (`_ended`), which no GPU has run
 WIDE = 16384  # from this many outputs a program takes more of them
+INT8_WIDE = 2**62  # the same for 65 to 128 rows of int8. 2**62: never; WIDE is faster, but untested on a GPU
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 RESERVED = 6 * 2**10  # bytes of it beside the tiles
 
@@ -212,9 +212,11 @@ def tma_fp8_tiling(rows: int, weight: Tensor) -> Tiling | None:
 def tma_int8_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """Like tma_gemm_tiling, for a weight in int8."""
     outputs, inputs = weight.shape
-    if not FEWEST <= rows <= INT8_MOST or inputs % 128:
+    if not FEWEST <= rows <= MOST or inputs % 128:
         return None
     tall, parts = max(64, power(rows)), 1
+    if tall == 128 and outputs >= INT8_WIDE:
+        return Tiling(tall, 128, 64, warps=4, stages=3)
     turn, programs = 64 if tall == 256 else 128, -(-outputs // 64)
     while programs * parts < 2 * ENOUGH and inputs % (2 * parts * turn) == 0 and parts < 4:
         parts *= 2
