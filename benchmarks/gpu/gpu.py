@@ -29,7 +29,7 @@ import torch
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.limits import bytes_of_step
 from benchmarks.gpu.profiled import profiled
-from benchmarks.gpu.workload import drawn
+from benchmarks.gpu.workload import capture_all, drawn
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
 from engine.api.events import Delta, TokenLogprob
@@ -279,6 +279,7 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """Run the mixed workload up to four times; the first run is not measured."""
+    capture_all(engine)
     prompts, counts = drawn()
     speeds = []
     for _ in range(1 + min(3, bench.repeats)):
@@ -300,8 +301,9 @@ def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> Non
 
 def mixed_anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """The same within N: of the steps with prompts, and of a few steps at each of some numbers of rows."""
+    capture_all(engine)
     prompts, counts = drawn()
-    finish(engine, prompts, counts)  # compiles kernels and captures graphs
+    finish(engine, prompts, counts)  # compiles kernels
     for prompt, count in zip(prompts, counts, strict=True):
         engine.submit(prompt, SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True), Heard())
     profiled(bench, f"{name}, N, prompts", engine.step, PROMPT_STEPS)

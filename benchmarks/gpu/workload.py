@@ -4,12 +4,24 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+from engine.execution.protocol import StepKind
+from engine.serving.engine import Engine
+
 
 def drawn() -> tuple[list[list[int]], list[int]]:
     """Return the prompts, and the lengths of the replies."""
     draw = random.Random(0)
     prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
     return prompts, [draw.randint(100, 1024) for _ in range(256)]
+
+
+def capture_all(engine: Engine) -> None:
+    """Capture a graph of each batch size, as an idle engine does. Until then, steps take larger ones."""
+    runner = engine.runner
+    kinds = [StepKind(rows, long=long) for rows in runner.graph_sizes for long in (False, True)]
+    for compilation in runner.start_compiling(kinds):
+        compilation.wait()
+    runner.capture(kinds)
 
 
 def contexts_left(rows: int) -> Sequence[int]:

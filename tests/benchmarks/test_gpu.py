@@ -13,9 +13,11 @@ from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_turns
 from benchmarks.gpu.limits import bytes_of_step
+from benchmarks.gpu.workload import capture_all
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
+from engine.execution.protocol import StepKind
 from engine.kernels.triton.attention import tiles
 from engine.models.layers.gpu import GpuKernels
 from engine.serving.engine import Engine
@@ -42,6 +44,32 @@ def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatc
     spent = gpu.steps_take(engine, calls)
     assert engine.scheduler.step - steps == calls // 2
     assert spent == pytest.approx(1 / (calls // 2))
+
+
+def test_the_mixed_workload_has_a_graph_for_each_size() -> None:
+    """As in an engine that has been idle: otherwise steps take larger graphs for a while."""
+    done: list[Any] = []
+
+    class Compiled:
+        def wait(self) -> None:
+            done.append("compiled")
+
+    class Runner:
+        graph_sizes = (1, 2, 4)
+
+        def start_compiling(self, kinds: list[StepKind]) -> list[Compiled]:
+            done.append(kinds)
+            return [Compiled()]
+
+        def capture(self, kinds: list[StepKind]) -> None:
+            done.append(kinds)
+
+    class Idle:
+        runner = Runner()
+
+    capture_all(Idle())  # type: ignore[arg-type]
+    kinds = [StepKind(rows, long=long) for rows in (1, 2, 4) for long in (False, True)]
+    assert done == [kinds, "compiled", kinds]
 
 
 def test_each_step_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

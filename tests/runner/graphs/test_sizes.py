@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gpu.workload import capture_all
 from engine import cache_plan
 from engine.api.config import EngineConfig
 from engine.cache_plan import step_tokens
@@ -110,6 +111,29 @@ def test_a_reply_is_the_same_in_a_larger_graph(llama: Path) -> None:
         while not warm_up.over:
             warm_up.step()
     assert steps.captures > before
+
+
+@pytest.mark.cuda
+def test_a_benchmark_captures_each_size_beforehand(llama: Path) -> None:
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False, max_running=24)
+    params = GREEDY.changed(ignore_eos=True)
+    ask(engine, [1, 60, 70], params.changed(max_tokens=2))
+    drain(engine)  # the first graph of all runs without being captured
+    capture_all(engine)
+    assert isinstance(engine.runner, ModelRunner)
+    steps = engine.runner._steps
+    assert steps is not None
+
+    def sizes() -> set[int]:
+        graphs = steps._recordings.items()
+        return {graph.size for graph, each in graphs if each._graph and not graph.pieces}
+
+    assert sizes() == {1, 2, 4, 8, 16, 24}
+    before = {graph for graph, each in steps._recordings.items() if not graph.pieces}
+    for more in range(24):
+        ask(engine, [1, *range(60, 70 + more)], params.changed(max_tokens=2 + more))
+    drain(engine)
+    assert {graph for graph in steps._recordings if not graph.pieces} == before
 
 
 @pytest.mark.cuda
