@@ -28,7 +28,7 @@ from minichat.session.decoding import (
 )
 from minichat.session.strategies import Strategies, name_of
 from minichat.ui.marks import UNICODE, Marks
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end for a hint or an error
@@ -57,14 +57,6 @@ class Knobs(Widget, can_focus=True):
         Binding("delete", "reset", show=False),
         Binding("ctrl+s", "save", show=False),
     ]
-
-    HINTS: ClassVar[Hints] = (
-        ("decoding.up decoding.down", "field"),
-        ("decoding.less decoding.more", "change"),
-        ("0-9", "type"),
-        ("^S", "save"),
-        ("Esc", "close"),
-    )
 
     class Changed(Message):
         """The user changed the parameters."""
@@ -100,6 +92,18 @@ class Knobs(Widget, can_focus=True):
     @property
     def rows(self) -> Sequence[Knob | str]:
         return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
+
+    @property
+    def hints(self) -> Hints:
+        """The keys of the selected field, for the key bar."""
+        row = self.rows[min(self.row, len(self.rows) - 1)]
+        return (
+            ("decoding.up decoding.down", "field"),
+            *([("decoding.less decoding.more", "change")] if _turned(row) else []),
+            *_typing_hint(row),
+            ("^S", "save"),
+            ("Esc", "close"),
+        )
 
     @property
     def lines(self) -> int:
@@ -266,10 +270,14 @@ class Knobs(Widget, can_focus=True):
         if preset_of(params, self.presets) is None:
             self.strategies.own = params
 
+    def watch_row(self) -> None:
+        self.post_message(HintsChanged())
+
     def watch_params(self, params: SamplingParams) -> None:
         self._remember(params)
         self.trouble = ""
         self.row = min(self.row, len(self.rows) - 1)
+        self.post_message(HintsChanged())  # the same row may be another field now
 
     # Applying changes
 
@@ -328,3 +336,15 @@ class Knobs(Widget, can_focus=True):
 def _typed(knob: Knob) -> bool:
     """Whether the value is typed in place."""
     return not knob.choices and knob.field != "grammar"
+
+
+def _turned(row: Knob | str) -> bool:
+    """Whether Left and Right change it."""
+    return not isinstance(row, Knob) or bool(row.choices or row.step)
+
+
+def _typing_hint(row: Knob | str) -> Hints:
+    """How a value is typed on this row, if it can be."""
+    if not isinstance(row, Knob) or row.choices:
+        return ()
+    return (("Enter" if row.field == "grammar" else "a-z" if row.field == "stop" else "0-9", "type"),)

@@ -208,6 +208,25 @@ def test_presets_are_recognized_and_leave_max_tokens_alone() -> None:
 
 
 @run
+async def test_the_key_bar_names_only_keys_that_the_field_uses(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        for name, wanted in (
+            ("temperature", ["Left Right change", "0-9 type"]),
+            ("preset", ["Left Right change"]),
+            ("strategy", ["Left Right change"]),
+            ("stop", ["a-z type"]),
+            ("grammar", ["Enter type"]),
+            ("speculate", ["Left Right change"]),
+        ):
+            with case(name):
+                row(it, name)
+                await it.pilot.pause()
+                shown = [f"{key.written} {key.label}" for key in it.main.keybar.keys]
+                assert [each for each in shown if each.endswith((" change", " type"))] == wanted
+
+
+@run
 async def test_letters_that_a_drawer_does_not_use_go_to_the_prompt(
     bench: Callable[..., Any],
 ) -> None:
