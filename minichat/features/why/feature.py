@@ -120,7 +120,7 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
 
 def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
     """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
-    lines = _shared("step time", _PARTS, astuple(speed.times), width, signs)
+    lines = _shared("mean step", _PARTS, astuple(speed.times), width, signs)
     if speed.split is not None:
         # Both are running means, but not of the same steps: the parts are shown as shares of the launch.
         scale = min(1.0, speed.times.launch / sum(speed.split)) if any(speed.split) else 1.0

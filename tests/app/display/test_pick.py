@@ -50,3 +50,23 @@ async def test_a_dialog_closes_only_itself_and_once(bench: Callable[..., Any]) -
         below.action_leave()
         await it.until(lambda: it.app.screen is it.main)
         assert taken == ["a"]
+
+
+@run
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
+@pytest.mark.parametrize("hint", ["", "type"])
+async def test_the_highlighted_line_and_the_note_are_visible(
+    bench: Callable[..., Any], size: tuple[int, int], hint: str
+) -> None:
+    async with bench(size) as it:
+        screen = PickScreen(
+            "words", lambda query: [Choice(Content(f"word {n}."), n) for n in range(40)], hint
+        )
+        it.app.push_screen(screen)
+        await it.until(lambda: "word 0." in it.screen_text())
+        await it.pilot.press(*["down"] * 39)
+        await it.until(lambda: "word 39." in it.screen_text())
+        screen.say("a note of two lines " * 4)
+        await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
+        await it.pilot.resize_terminal(60, 16)
+        await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
