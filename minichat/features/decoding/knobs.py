@@ -15,9 +15,7 @@ from textual.widget import Widget
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 from minichat.session.decoding import (
-    DEFAULT,
     KNOBS,
-    OWN,
     PLAIN,
     Knob,
     Preset,
@@ -27,6 +25,7 @@ from minichat.session.decoding import (
     stepped,
 )
 from minichat.session.strategies import Strategies, name_of
+from minichat.settings.presets import DEFAULT, OWN
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints, HintsChanged
 
@@ -205,9 +204,13 @@ class Knobs(Widget, can_focus=True):
         own = self.strategies.own
         ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
         found = preset_of(self.params, self.presets)
-        place = ring.index(found) if found else len(self.presets)
+        place, by = ring.index(found) if found else len(self.presets), 1 if by > 0 else -1
         try:
-            self._send(ring[(place + by) % len(ring)].apply(self.params))
+            for _ in ring:  # past those with the same values, which would be shown as the present one
+                place = (place + by) % len(ring)
+                if (params := ring[place].apply(self.params)) != self.params:
+                    self._send(params)
+                    break
         except BadParams as error:
             self._refuse(error)
 
