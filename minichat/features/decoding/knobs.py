@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.events import Click, Key
+from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
@@ -259,6 +259,14 @@ class Knobs(Widget, can_focus=True):
     def on_click(self, event: Click) -> None:
         if event.y < len(shown := self._shown()):
             self._select(shown[event.y])
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._select(max(self.row - 1, 0))
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._select(min(self.row + 1, len(self.rows) - 1))
 
     def on_blur(self) -> None:
         self._commit()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from engine.api.request import Finish
 from minichat.features.chats.overview import ChatOverview, state_of
@@ -119,6 +120,27 @@ async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any
         next(iter(it.app.chats)).rename("a very long title " * 9)
         await it.until(lambda: any("a very long" in line for line in listed(it)))
         assert it.screen_text().isascii()
+
+
+@run
+async def test_the_wheel_and_the_paging_keys_scroll_a_long_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await open_chats(it, *(f"chat {number}" for number in range(30)))
+        await it.pilot.press("alt+g")
+        await it.until(lambda: any("chat 29" in line for line in listed(it)))
+        overview = it.app.context.part(ChatOverview)
+        for _ in range(20):
+            overview.post_message(MouseScrollUp(overview, 5, 5, 0, -1, 0, False, False, False))
+        await it.until(lambda: listed(it)[1].strip().startswith("1 "))
+        assert sum("▸" in line for line in listed(it)) == 1
+        overview.post_message(MouseScrollDown(overview, 5, 5, 0, 1, 0, False, False, False))
+        await it.until(lambda: "4" in listed(it)[1].split())
+        await it.pilot.press("end")
+        await it.until(lambda: "▸31" in listed(it)[-1])
+        await it.pilot.press("pageup")
+        await it.until(lambda: "▸31" not in listed(it)[-1])
+        await it.pilot.press("home")
+        await it.until(lambda: "▸ 1" in listed(it)[1])
 
 
 @run
