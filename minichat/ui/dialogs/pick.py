@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.dialogs.dialog import Dialog, inner_height
 from minichat.ui.dialogs.options import Options
 
 T = TypeVar("T")
@@ -82,9 +82,8 @@ class PickScreen(Dialog[T], Generic[T]):
             return
         field = 2 if self._hint else 0
         note = self._note.outer_size.height + 1 if self._note.display else 0
-        room = self.size.height * 9 // 10 - 3 - field - note  # as in the style sheet: 90 %, frame and margin
         options = self.query_one(OptionList)
-        options.styles.max_height = max(min(_LINES, room), 1)
+        options.styles.max_height = max(min(_LINES, inner_height(self.size.height) - field - note), 1)
         self.call_after_refresh(options.scroll_to_highlight)
 
     def take(self, value: T) -> None:

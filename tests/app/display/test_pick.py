@@ -70,3 +70,16 @@ async def test_the_highlighted_line_and_the_note_are_visible(
         await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
         await it.pilot.resize_terminal(60, 16)
         await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
+
+
+@run
+@pytest.mark.parametrize("size", [(40, 12), (80, 16), (80, 24)])
+async def test_a_text_of_many_lines_scrolls_to_the_cursor(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size) as it:
+        await it.pilot.press("alt+s")
+        await it.until(lambda: "System prompt" in it.screen_text())
+        for number in range(14):
+            await it.pilot.press(*f"line{number}", "enter")
+        await it.until(lambda: "line13" in it.screen_text())
