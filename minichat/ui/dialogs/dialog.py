@@ -39,7 +39,7 @@ class Dialog(ModalScreen[T | None]):
 
 
 def inner_height(lines: int) -> int:
-    """The lines in the largest dialog on a terminal of so many: 90 %, as in the style sheet, less its frame."""
+    """The lines in the largest dialog on a terminal of so many: 90 % (minichat.tcss) less its frame."""
     return max(lines * 9 // 10 - 3, 1)
 
 
