@@ -21,8 +21,9 @@ def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args:
 class Handover(Generic[T]):
     """Calls `deliver` on the loop with gathered items, at once after a pause.
 
-    It runs in the context in which the handover was made, not in that of the thread: what it starts there, such
-    as a timer of the screen, depends on context variables.
+    It runs in the context in which the handover was made, not in that of the thread: what it starts there,
+    such as a timer of the screen, depends on context variables.
+
     With a `tick`, deliveries are at least as many seconds apart, and far enough that they and the tasks they
     wake take at most two thirds of the loop's time: batches grow, and the loop stays responsive.
     """
