@@ -88,7 +88,9 @@ async def test_a_text_of_many_lines_scrolls_to_the_cursor(
 @run
 async def test_long_lines_are_cut_in_ascii(bench: Callable[..., Any]) -> None:
     async with bench((40, 12), ascii=True) as it:
-        screen = PickScreen("words", lambda query: [Choice(Content(f"long {'x' * 60}"), n) for n in range(40)])
+        screen = PickScreen(
+            "words", lambda query: [Choice(Content(f"long {'x' * 60}"), n) for n in range(40)]
+        )
         it.app.push_screen(screen)
         await it.until(lambda: "long x" in it.screen_text())
         assert it.screen_text().isascii()
