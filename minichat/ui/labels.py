@@ -90,8 +90,8 @@ def facts(shot: Snapshot) -> str:
 
 
 def work(running: int) -> str:
-    """What the engine does for this screen's chats."""
-    return f"{running} running" if running else "ready"
+    """How many of this screen's chats get replies. Not "running": a request of theirs may be waiting."""
+    return f"{running} replying" if running else "ready"
 
 
 def footer(

@@ -68,7 +68,7 @@ class ChatOverview(Widget, can_focus=True):
         self._first = max(min(self._first, at, len(chats) - room), at - room + 1, 0)
         seen = list(enumerate(chats))[self._first : self._first + room]
         head = Content.styled(
-            f"{len(chats)} open, {len(self.context.chats.streaming)} running", "$text-muted"
+            f"{len(chats)} open, {len(self.context.chats.streaming)} replying", "$text-muted"
         )
         return Content("\n").join(
             [head.truncate(width), *(self._row(number, each, width, number == at) for number, each in seen)]

@@ -41,7 +41,7 @@ async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: 
         reply = await it.say("two")
         await it.pilot.press("alt+g")
         await it.until(lambda: it.app.context.part(ChatOverview).has_focus)
-        assert listed(it)[0] == "3 open, 2 running"
+        assert listed(it)[0] == "3 open, 2 replying"
         assert listed(it)[1].endswith("waiting")
         assert "waiting" not in listed(it)[2]
         reply.say("word", tokens=10)
@@ -113,7 +113,7 @@ async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any
         await open_chats(it, *(f"chat {number}" for number in range(20)))
         await it.pilot.press("alt+g")
         await it.until(lambda: any("chat 19" in line for line in listed(it)))
-        assert listed(it)[0] == "21 open, 0 running"
+        assert listed(it)[0] == "21 open, 0 replying"
         await it.pilot.press(*["up"] * 30)
         assert listed(it)[1].startswith(">") and "chat 19" not in "".join(listed(it))
         assert all(line.isascii() for line in listed(it))
