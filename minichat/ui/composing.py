@@ -103,7 +103,8 @@ class Composing:
     async def _look(self) -> None:
         workspace = self._context.workspace
         text = workspace.prompt.text
-        checked = await self._check(text, workspace.recipients) if text.strip() else Checked()
+        message = workspace.prompt.message
+        checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
         if workspace.prompt.text == text:
             self._show(checked)
 

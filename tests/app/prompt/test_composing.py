@@ -67,7 +67,7 @@ async def test_a_prompt_that_is_too_long_is_flagged_while_typing_and_not_sent(
 ) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
-        it.main.prompt.put("x" * 63)
+        it.main.prompt.put(f"{'x' * 63}\n\n")  # without the empty lines, which are not sent
         await it.until(lambda: below(it) == "64 tokens; tiny takes 63")
         assert it.main.prompt.has_class("-fault")
         await it.pilot.press("enter")
