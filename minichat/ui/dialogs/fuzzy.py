@@ -6,13 +6,14 @@ import re
 
 _LONGEST = 200  # characters of a text that are searched
 _NEVER = -1
+_ADJACENT = 2
 _WORD = re.compile(r"\w+")
 
 
 def match(query: str, text: str) -> tuple[int, tuple[int, ...]]:
     """The score and the matched positions; (0, ()) if a letter is missing.
 
-    Each letter counts 1, and 1 more at the start of a word or right after the letter before it.
+    Each letter counts 1, and 1 more at the start of a word, and 2 more right after the letter before it.
     """
     query, text = _lower(query), _lower(text[:_LONGEST])
     if not query or not _contains(query, text):
@@ -25,7 +26,9 @@ def match(query: str, text: str) -> tuple[int, tuple[int, ...]]:
         best, best_at = (_NEVER, _NEVER) if number else (0, _NEVER)
         for at, found in enumerate(text):
             if found == letter:
-                adjacent = before[at - 1] + 1 if number and at and before[at - 1] != _NEVER else _NEVER
+                adjacent = (
+                    before[at - 1] + _ADJACENT if number and at and before[at - 1] != _NEVER else _NEVER
+                )
                 value = max(adjacent, best)
                 if value != _NEVER:
                     scores[at] = value + 1 + (at in starts)

@@ -38,11 +38,16 @@ def test_a_long_text_does_not_take_long() -> None:
     assert match("a" * 90, "a" * 5000)[1] == tuple(range(90))
 
 
+def test_a_word_is_better_than_its_parts() -> None:
+    parts, whole = "Edit the last message and send it again", "Choose a theme"
+    assert match("theme", parts)[0] < match("theme", whole)[0]
+
+
 @given(st.text("abc ", max_size=5), st.text("abc ", max_size=8))
 def test_the_score_is_the_best_of_all_ways(query: str, text: str) -> None:
     def value(places: tuple[int, ...]) -> int:
         starts = sum(text[at] != " " and (at == 0 or text[at - 1] == " ") for at in places)
-        return len(places) + starts + sum(b == a + 1 for a, b in pairwise(places))
+        return len(places) + starts + 2 * sum(b == a + 1 for a, b in pairwise(places))
 
     ways = [ways for ways in combinations(range(len(text)), len(query)) if query]
     scores = [value(way) for way in ways if "".join(text[at] for at in way) == query]
