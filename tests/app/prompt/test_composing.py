@@ -9,6 +9,7 @@ import pytest
 from engine.api.errors import EngineError
 from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
+from minichat.session import attachments
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.fitting import PromptFit
 from tests import impatient
@@ -195,6 +196,22 @@ def test_names_of_missing_files(text: str, found: Missing) -> None:
 @pytest.mark.usefixtures("folder")
 def test_names_that_are_no_missing_files(text: str) -> None:
     assert missing(text) == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_pasted_code_with_many_names_is_compared_with_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1,500 names in a folder of as many, Enter did nothing for minutes."""
+    listed: list[str] = []
+    monkeypatch.setattr(attachments, "entries", lambda folder: listed.append(folder) or [])
+    assert [each.name for each in missing(" ".join(f"@gone{n}.py" for n in range(900)))] == [
+        "gone0.py",
+        "gone1.py",
+        "gone2.py",
+        "gone3.py",
+    ]
+    assert missing("@property " * 900) == ()
+    assert missing(" ".join(f"@decorator{n}" for n in range(900))) == ()
+    assert len(listed) < 60
 
 
 @pytest.mark.usefixtures("folder")
