@@ -1,5 +1,7 @@
 """Prompts are measured before they are sent; a message that must fail is not sent."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from minichat.clients.fake import FakeBackend
 from minichat.session import attachments
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.fitting import PromptFit
+from minichat.ui import composing
+from minichat.ui.panes.prompt import Prompt
 from tests import impatient
 from tests.app.conftest import Bench, run, snapshot
 from tests.cases import SIZES
@@ -254,3 +258,28 @@ async def test_no_second_try_is_offered_for_files_that_are_refused(
         await it.until(lambda: it.notices())
         assert why in it.notices()[0] and "again" not in it.notices()[0]
         assert (it.main.prompt.text, it.replies) == (text, [])
+
+
+@run
+@pytest.mark.usefixtures("folder")
+async def test_quitting_does_not_wait_for_a_slow_folder(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message that was being checked is kept in the prompt."""
+    answers, asked = threading.Event(), threading.Event()
+
+    def stuck(*_: object) -> tuple[Missing, ...]:
+        asked.set()
+        answers.wait(20)
+        return ()
+
+    monkeypatch.setattr(composing, "missing", stuck)
+    try:
+        async with asyncio.timeout(15), bench() as it:
+            it.main.prompt.post_message(Prompt.Submitted("look at @gone.py"))  # a press would wait for it
+            await it.until(asked.is_set)
+            await it.app.end(0)
+            assert it.app.chats.active.chat.draft == "look at @gone.py"
+            assert it.replies == []
+    finally:
+        answers.set()
