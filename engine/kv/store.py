@@ -14,6 +14,7 @@ from engine.api.cache_spec import KvSchemeName, LayerSpec, keeps_state, why_not_
 from engine.api.errors import BadInput
 from engine.kv.host_memory import HostMemory, Pairs
 from engine.kv.pinned import LATER, PAUSES, PIECE, SLAB, pinned_ahead
+from engine.timeline import timed
 
 # A compressed cache stores each number in one byte, and a scale for each head of each token. In int4, a byte
 # holds two numbers, and keys have a center and a spread for each channel of each group of tokens.
@@ -336,7 +337,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def _pinned(device: torch.device, nbytes: int) -> Tensor:
     if (ahead := pinned_ahead.take(nbytes)) is not None:
         return torch.from_numpy(ahead)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), timed("host memory pinned by torch"):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
