@@ -77,6 +77,6 @@ def transfers_idle(engine: Engine) -> bool:
     transfers = engine.scheduler.transfers
     check_names([], transfers)  # nothing relies on a stored block
     return not transfers.pending and all(
-        tier.persistent or tier.size - tier.room() == transfers.residence.idle(tier.name)
+        tier.persistent or tier.used == transfers.residence.idle(tier.name)
         for tier in transfers.tiers.values()
     )

@@ -79,7 +79,8 @@ def run(
             ends.callback(engines[name].close)
             bench.note(f"{shape}, {name}, from start to the first reply", seconds, "s")
             began = time.perf_counter()
-            _store(engines[name]).host_ready(wait=True)
+            store = _store(engines[name])
+            store.host_ready(least=store.host_blocks)
             bench.note(f"{shape}, {name}, then until host memory is pinned", time.perf_counter() - began, "s")
         if "resume" in only:
             resume(bench, engines, tokens, swaps, Path(folder))

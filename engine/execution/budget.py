@@ -12,6 +12,7 @@ from engine.api.snapshot import SchemeView
 from engine.execution.protocol import Fit
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups
+from engine.kv.pinned import blocks_ahead
 from engine.kv.store import KVStore
 from engine.kv.window import Window
 
@@ -57,8 +58,8 @@ class CacheBudget:
             blocks = min(blocks, self.most)
         host_blocks = self.host_blocks
         if host_blocks is None:
-            within = self.host_nbytes // each
-            host_blocks = within if self.host_beyond else min(blocks, within)
+            usual = min(blocks, blocks_ahead(self.host_nbytes, each))
+            host_blocks = self.host_nbytes // each if self.host_beyond else usual
         if (bound := self.budget or self.window) is None:
             return Fit(blocks, host_blocks, min(self.longest, self.groups.tokens_in(blocks)))
         whole = self.groups.blocks_for(self.longest)

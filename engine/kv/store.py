@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.api.cache_spec import KvSchemeName, LayerSpec, keeps_state, why_not_packed
 from engine.api.errors import BadInput
 from engine.kv.host_memory import HostMemory, Pairs
-from engine.kv.pinned import SLAB, pinned_ahead
+from engine.kv.pinned import LATER, PAUSES, PIECE, SLAB, pinned_ahead
+from engine.timeline import timed
 
 # A compressed cache stores each number in one byte, and a scale for each head of each token. In int4, a byte
 # holds two numbers, and keys have a center and a spread for each channel of each group of tokens.
@@ -161,8 +162,9 @@ class KVStore:
             return [with_state(spec, count, parts.next) for spec in held]
 
         self.block_nbytes, self._slab_in = each, slab_in
-        per_slab = host_blocks if pin is None else SLAB // each
-        self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None)
+        per_slab = host_blocks if pin is None else (PIECE if LATER else SLAB) // each
+        pauses = PAUSES if LATER else None
+        self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None, pauses=pauses)
 
     def _grouped(self, specs: Sequence[LayerSpec]) -> list[KVLayer]:
         """All layers, over the memory of the first group's."""
@@ -195,10 +197,8 @@ class KVStore:
     def host_blocks(self) -> int:
         return self.host.size
 
-    def host_ready(self, *, wait: bool = False) -> int:
-        if wait:
-            self.host.wait()
-        return self.host.ready
+    def host_ready(self, *, least: int = 0) -> int:
+        return self.host.ask(least)
 
     @property
     def host_nbytes(self) -> int:
@@ -237,9 +237,7 @@ class KVStore:
         """Free all memory."""
         self.layers.clear()
         self.memory.clear()
-        self.host.stop()
-        self.host.wait()
-        self.host.slabs.clear()
+        self.host.clear()
 
     def become(self, other: "KVStore") -> None:
         """Take over another store's scheme and memory. References to this store see the new tensors."""
@@ -339,7 +337,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def _pinned(device: torch.device, nbytes: int) -> Tensor:
     if (ahead := pinned_ahead.take(nbytes)) is not None:
         return torch.from_numpy(ahead)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), timed("host memory pinned by torch"):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 

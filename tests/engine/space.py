@@ -40,7 +40,7 @@ class LedgerSpace:
         self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
         self.host_blocks = host
 
-    def host_ready(self, *, wait: bool = False) -> int:
+    def host_ready(self, *, least: int = 0) -> int:
         return self.host_blocks
 
     def close(self) -> None: ...

@@ -259,6 +259,9 @@ def compile_for_hopper(function: Any, of: dict[str, str], shape: dict[str, Any],
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from engine.kernels.triton.keys import give_key
+
+    give_key(function)  # as the engine does: otherwise its key depends on which kernel is compiled first
     names = function.arg_names
     source = ASTSource(
         fn=function,

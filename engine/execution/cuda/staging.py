@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.timeline import timed
+
 Fields = dict[str, tuple[tuple[int, ...], np.dtype]]  # shapes and types, by name
 
 ALIGNED = 16  # bytes
@@ -54,7 +56,8 @@ class StagingBuffers:
                 for (name, (shape, kind)), place, bytes_ in zip(fields.items(), places, sizes, strict=True)
             }
 
-        self._pieces = torch.zeros(steps, size, dtype=torch.uint8, pin_memory=self._on_gpu)
+        with timed("host memory of steps"):
+            self._pieces = torch.zeros(steps, size, dtype=torch.uint8, pin_memory=self._on_gpu)
         # This copy tells torch which stream uses the pieces, so that it keeps them until the launches end.
         self._there = self._pieces[0].to(device, non_blocking=True, copy=True)
         self._hosts = [views(piece) for piece in self._pieces]

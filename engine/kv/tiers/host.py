@@ -18,8 +18,8 @@ class SwapSpace(Protocol):
     def host_blocks(self) -> int:
         """Host blocks, also those that are still being prepared."""
 
-    def host_ready(self, *, wait: bool = False) -> int:
-        """How many of them can be used, the lowest numbers. `wait`: wait until all can."""
+    def host_ready(self, *, least: int = 0) -> int:
+        """How many of them can be used, the lowest numbers. Waits for `least`, unless no more will come."""
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
@@ -58,7 +58,7 @@ class HostTier(Tier):
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         if len(names) > self.room():  # a replay can be faster than memory is pinned
-            self._take(self._space.host_ready(wait=True))
+            self._take(self._space.host_ready(least=self._taken + len(names) - len(self._free)))
         if len(names) > len(self._free):
             raise MemoryError(f"cannot store {len(names)} blocks: host memory has room for {len(self._free)}")
         places = sorted(self._free.pop() for _ in names)

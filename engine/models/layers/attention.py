@@ -103,8 +103,7 @@ class GroupedAttention(Part):
         around = (cells, *self._head_norm(gpu), self._table(step), step.positions, places)
         if step.single:
             made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
-            soon = gpu.product(self.out).unquantized
-            q = gpu.rope_and_cache(made[None], *around, dtype=x.stream.dtype, soon=soon, pdl=step.pdl)
+            q = gpu.rope_and_cache(made[None], *around, dtype=x.stream.dtype, pdl=step.pdl)
         else:
             half, rounded = qkv.fuses_qkv_rope(len(x.stream), cells), qkv.rounds(len(x.stream))
             given = x.normed(self.norm, gpu, half=half, rounded=rounded, pdl=step.pdl)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from queue import SimpleQueue
+from threading import Thread
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from engine.kv import store
 from engine.kv.host_memory import HostMemory
 from engine.kv.store import KVStore
 from engine.kv.tiers.host import HostTier
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 SPEC = LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)
 CPU = torch.device("cpu")
@@ -83,6 +84,45 @@ def test_a_store_beyond_what_is_ready_waits_for_it(kv: KVStore, pinning: Pinning
     assert (tier.room(), tier.used) == (0, 5)
 
 
+def test_a_store_waits_only_for_the_slabs_that_it_needs(kv: KVStore, pinning: Pinning) -> None:
+    tier = HostTier(kv)
+    storing = Thread(target=lambda: tier.store([b"a", b"b", b"c"], blocks_of(kv, CPU)((0, 1, 2))))
+    storing.start()
+    pinning.allowed.put(True)
+    pinning.allowed.put(True)
+    storing.join(LIMIT)
+    assert (tier.used, tier.room(), kv.host.ready) == (3, 1, 4)
+
+
+def test_nothing_is_pinned_until_room_is_asked_for(pinning: Pinning) -> None:
+    memory = HostMemory(4, 2, pinning, background=True, pauses=0.0)
+    assert (memory.size, memory.ready, pinning.asked) == (4, 0, [])
+    memory.clear()
+    assert memory.ask(4) == 0
+    assert pinning.asked == [], "it was closed before"
+    memory = HostMemory(4, 2, pinning, background=True, pauses=0.0)
+    assert memory.ask() == 0, "this does not wait"
+    assert becomes(lambda: pinning.asked == [2])
+    pinning.allowed.put(True)
+    pinning.allowed.put(True)
+    assert becomes(lambda: memory.ask() == 4)
+
+
+def test_a_pause_between_slabs_ends_once_something_waits(pinning: Pinning) -> None:
+    memory = HostMemory(6, 2, pinning, background=True, pauses=1e9)
+    for _ in range(3):
+        pinning.allowed.put(True)
+    assert (memory.ask(1), pinning.asked) == (2, [2])
+    assert (memory.ask(), pinning.asked) == (2, [2]), "to ask ends no pause"
+    assert (memory.ask(3), pinning.asked) == (4, [2, 2]), "the next pause begins"
+    memory.clear()
+    assert (memory.slabs, pinning.asked) == ([], [2, 2])
+
+
+def test_without_a_thread_there_are_no_pauses() -> None:
+    assert HostMemory(6, 2, lambda blocks: blocks, pauses=1e9).slabs == [2, 2, 2]
+
+
 def test_what_was_pinned_before_memory_ran_out_is_used(
     kv: KVStore, pinning: Pinning, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,7 +137,7 @@ def test_a_store_that_is_closed_pins_no_more(kv: KVStore, pinning: Pinning) -> N
     assert becomes(lambda: pinning.asked)
     HostTier(kv).close()
     pinning.allowed.put(True)
-    assert (kv.host_ready(wait=True), len(pinning.asked)) == (2, 1)
+    assert (kv.host_ready(least=5), len(pinning.asked)) == (2, 1)
     kv.clear()
     assert kv.host_nbytes == 0
 

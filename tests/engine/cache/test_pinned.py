@@ -9,7 +9,8 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.kv import pinned
-from engine.kv.pinned import MOST, PinnedAhead, bytes_ahead
+from engine.kv.pinned import MOST, PIECE, PinnedAhead, blocks_ahead, bytes_ahead
+from tests.waiting import becomes
 
 SLAB = 2**16
 
@@ -108,7 +109,9 @@ def test_there_is_none_before_it_begins_and_none_of_a_larger_size() -> None:
     ahead = PinnedAhead()
     assert ahead.take(1) is None
     ahead.give_back()
-    assert begun(Driver()).take(SLAB + 1) is None
+    ahead = begun(Driver())
+    assert ahead.take(SLAB + 1) is None
+    assert ahead.take(SLAB) is not None
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,27 @@ def test_there_is_none_before_it_begins_and_none_of_a_larger_size() -> None:
 )
 def test_the_configuration_says_how_much(settings: dict[str, Any], nbytes: int) -> None:
     assert bytes_ahead(EngineConfig(model="m", **settings)) == nbytes
+
+
+def test_nothing_is_pinned_ahead_if_it_is_pinned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "LATER", True)
+    assert bytes_ahead(EngineConfig(model="m")) == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "each", "blocks"),
+    [
+        (3 * SLAB, SLAB // 4, 12),
+        (3 * SLAB, SLAB // 4 + 1, 9),  # 11 would fit
+        (2 * SLAB - 1, SLAB // 4, 4),
+        (SLAB - 1, SLAB // 4, 3),
+        (3 * SLAB, 2 * SLAB, 1),
+        (0, 8, 0),
+    ],
+)
+def test_blocks_fill_whole_slabs(nbytes: int, each: int, blocks: int) -> None:
+    """The driver would pin the rest of one beside a start. Without a whole one there is no other way."""
+    assert blocks_ahead(nbytes, each) == blocks
 
 
 @pytest.mark.cuda
@@ -142,11 +166,38 @@ def test_blocks_go_through_memory_that_was_pinned_ahead(monkeypatch: pytest.Monk
     monkeypatch.setattr(stores, "pinned_ahead", ahead)
     spec = LayerSpec(heads=2, kv_heads=1, key_dim=64, value_dim=64, scale=1.0)
     kv = KVStore([spec], blocks=8, block_size=16, host_blocks=8, dtype=torch.bfloat16, device=gpu)
-    kv.host.wait()
+    assert kv.host_ready(least=8) == 8
     (slab,) = kv.host.slabs
     assert slab[0].keys.is_pinned()
-    assert ahead.nbytes == 2**24, "the others are given back"
-    layer = kv.layers[0]
+    assert becomes(lambda: ahead.nbytes == 2**24), "the others are given back"
+    swapped(kv)
+    kv.clear()
+    del slab
+    gc.collect()
+    assert ahead.take(2**24) is not None
+
+
+@pytest.mark.cuda
+def test_blocks_go_through_memory_that_is_pinned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.api.cache_spec import LayerSpec
+    from engine.kv import store as stores
+    from engine.kv.store import KVStore
+
+    monkeypatch.setattr(stores, "LATER", True)
+    gpu, spec = torch.device("cuda", 0), LayerSpec(heads=2, kv_heads=1, key_dim=64, value_dim=64, scale=1.0)
+    blocks = 2 * (PIECE // KVStore.block_bytes([spec], 16, torch.bfloat16)) + 1
+    kv = KVStore([spec], blocks=8, block_size=16, host_blocks=blocks, dtype=torch.bfloat16, device=gpu)
+    assert kv.host.slabs == []
+    assert kv.host_ready(least=blocks) == blocks
+    assert [slab[0].keys.is_pinned() for slab in kv.host.slabs] == [True] * 3
+    swapped(kv)
+    kv.clear()
+    assert kv.host_nbytes == 0
+
+
+def swapped(kv: Any) -> None:
+    """Swap the blocks out and in."""
+    layer, gpu = kv.layers[0], kv.layers[0].keys.device
     layer.keys.copy_(torch.arange(8, device=gpu)[:, None, None, None].expand_as(layer.keys))
     kv.swap_out([(block, 7 - block) for block in range(8)])
     torch.cuda.synchronize()
@@ -154,7 +205,3 @@ def test_blocks_go_through_memory_that_was_pinned_ahead(monkeypatch: pytest.Monk
     kv.swap_in([(7 - block, block) for block in range(8)])
     torch.cuda.synchronize()
     assert layer.keys[:, 0, 0, 0].tolist() == [*range(8)]
-    kv.clear()
-    del slab
-    gc.collect()
-    assert ahead.take(2**24) is not None

@@ -27,7 +27,7 @@ def store(scheme: KvSchemeName, device: str = "cpu") -> KVStore:
         LAYERS, blocks=9, block_size=16, host_blocks=5, dtype=torch.float16, device=torch.device(device),
         scheme=scheme,
     )  # fmt: skip
-    made.host_ready(wait=True)
+    made.host_ready(least=5)
     torch.manual_seed(0)
     for tensor in tensors(made):
         random = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,19 +187,23 @@ def test_items_fit_the_reserved_room(
     assert read.tolist() == contexts
 
 
-def test_contexts_are_read_ahead_if_the_next_weight_takes_longer_than_they(
+def test_contexts_are_read_ahead_in_layers_like_those_that_were_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row of Qwen3-30B-A3B and gpt-oss-20b, but not of Qwen3-0.6B and Llama-3.1-8B, or of latents."""
-    monkeypatch.setattr(switches, "FETCH", True)
+    """One row of Qwen3-30B-A3B, but not of Qwen3-0.6B, Llama-3.1-8B, gpt-oss-20b, Gemma 3 12B or latents."""
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
 
-    def ahead(heads: int, kv_heads: int, dim: int, rows: int = 1, *, packed: bool = False) -> bool:
-        spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=1.0)
+    def ahead(heads: int, kv_heads: int, dim: int, rows: int = 1, packed: bool = False, **more: Any) -> bool:
+        spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=1.0, **more)
         return tiles.for_tokens(spec, rows, gpu, 2, packed=packed).fetch
 
-    assert ahead(32, 4, 128) and ahead(64, 8, 64)
+    assert ahead(32, 4, 128)
     assert not ahead(16, 8, 128) and not ahead(32, 8, 128)
+    assert not ahead(64, 8, 64, sinks=True) and not ahead(64, 8, 64) and not ahead(16, 8, 256)
+    for more in ({"window": 128}, {"sinks": True}, {"softcap": 50.0}):
+        assert not ahead(32, 4, 128, **more)
     assert not ahead(32, 4, 128, 2) and not ahead(32, 4, 128, packed=True)
+    monkeypatch.setattr(switches, "FETCH", False)
+    assert not ahead(32, 4, 128)
     latents = LayerSpec(heads=16, kv_heads=1, key_dim=576, value_dim=512, scale=1.0, latent=True)
     assert not tiles.for_tokens(latents, 1, gpu, 2).fetch

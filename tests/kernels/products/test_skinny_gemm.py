@@ -57,6 +57,17 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
     torch.testing.assert_close(found.float().sum(0), expected, rtol=2e-3, atol=2e-3)
 
 
+def test_a_program_has_more_outputs_if_all_programs_then_run_at_once() -> None:
+    """The queries, keys and values of DeepSeek-V2-Lite, but not those of Qwen3-30B-A3B and Qwen3-1.7B."""
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, gemv_tiling
+
+    assert gemv_tiling(3648, 2048, gated=False) == ProductTiling(4, 2048, warps=4)
+    usual = ProductTiling(2, 2048, warps=4, stages=3)
+    assert {gemv_tiling(each, 2048, gated=False) for each in (1024, 2048, 4096, 5120)} == {usual}
+    assert gemv_tiling(3648, 4096, gated=False) == ProductTiling(1, 4096, warps=4, stages=3)
+    assert gemv_tiling(3072, 2048, gated=True) == ProductTiling(1, 2048, warps=4, stages=3)
+
+
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 151936])
 def test_tilings_divide_any_shape(inputs: int, outputs: int) -> None:

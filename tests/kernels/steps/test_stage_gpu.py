@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import DecoderConfig, EngineConfig, RopeSpec
 from engine.api.params import SamplingParams
+from engine.attention.graph_work import gpu
 from engine.attention.triton_backend import TritonAttention
 from engine.execution.cuda.staging import StagingBuffers
 from engine.kernels import switches
@@ -215,21 +216,22 @@ def test_a_launch_never_synchronizes(tmp_path: Path) -> None:
 
 
 def test_reading_ahead_changes_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The context of one row, and the weight of the product after attention."""
-    write_config(tmp_path)
+    """The context of one row, with attention as in Qwen3-30B-A3B."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    write_config(tmp_path, dtype="bfloat16", max_position_embeddings=1024, **heads)
     config = EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=64, seed=0)
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    monkeypatch.setattr(tiles, "WIDE", 0)
+    params = SamplingParams(temperature=0.7, max_tokens=40, ignore_eos=True, logprobs=2)
     found = []
     for ahead in (False, True):
         monkeypatch.setattr(switches, "FETCH", ahead)
-        monkeypatch.setattr(switches, "FETCH_OUT", ahead)
         engine, output = start(config), Output()
-        engine.submit(list(range(3, 80)), params, output)
+        (spec,) = set(engine.runner.model.caches)
+        assert tiles.for_tokens(spec, 1, gpu(GPU), 2).fetch is ahead
+        engine.submit([(7 * at) % 96 for at in range(500)], params, output)
         while engine.busy:
             engine.step()
-        found.append(output.tokens)
-    assert found[0] == found[1] and len(found[0]) == 40
+        found.append((output.tokens, output.logprobs))
+    assert found[0] == found[1] and len(found[0][0]) == 40
 
 
 def test_no_memory_for_a_graph_changes_no_reply(

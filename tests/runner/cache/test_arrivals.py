@@ -341,7 +341,7 @@ def store_of(stream: CopyStream) -> tuple[KVStore, Arrivals, list[Event]]:
         LAYERS, blocks=8, block_size=16, host_blocks=8, dtype=torch.float16, device=torch.device("cpu"),
         pin=lambda count: torch.zeros(count, dtype=torch.uint8),
     )  # fmt: skip
-    store.host_ready(wait=True)
+    store.host_ready(least=store.host_blocks)
     for slab in store.host.slabs:
         for layer in slab:
             for cells in layer.tensors():

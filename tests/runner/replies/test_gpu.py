@@ -187,7 +187,7 @@ def test_the_warm_up_compiles_in_parallel_what_its_steps_launch(
         warm_up.step()
     assert isinstance(engine.runner, ModelRunner)
     store = engine.runner.store
-    assert store.host_ready(wait=True) == 4
+    assert store.host_ready(least=4) == 4
     for copy in (store.swap_out, store.swap_in):
         copy([(0, 0), (2, 2)])  # no neighbors, which are gathered
     assert asked[False] == []

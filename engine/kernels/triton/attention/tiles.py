@@ -23,8 +23,9 @@ SPECIALIZED = 2**26
 # there are few rows, as each leaves a partial result of all heads; the rows up to which PDL is used; and rows
 # that fill the GPU, as those of a prompt do.
 ROOM_FOR_TALL, MOST_PIECES, FEW, FULL = 200 * 2**10, 64, 32, 264
-# One row's context is read ahead if its queries have so many numbers, whose product reads its weight earlier
-# then, and a token's keys and values at most so many bytes. Qwen3-0.6B, which has neither, is slower with it.
+# One row's context is read ahead in layers like those of Qwen3-30B-A3B, the only ones that are known to be
+# faster with it. Queries have so many numbers, whose product reads its weight earlier then, and a token's
+# keys and values take at most so many bytes.
 WIDE, SHORT = 4096, 2048
 
 
@@ -95,10 +96,13 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, pac
     key_bytes = row_bytes(spec, 1 if pairs else itemsize)
     keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
     pdl = pdl and gpu.overlaps
-    short = spec.kv_heads * (spec.key_dim + spec.value_dim) * itemsize <= SHORT
-    wide = spec.heads * spec.value_dim >= WIDE
-    fetch = switches.FETCH and rows == 1 and wide and short and pdl and not packed
+    fetch = rows == 1 and pdl and not packed and _reads_ahead(spec, itemsize)
     return Tile(1, padded, keys, warps, stages, programs, pdl, pairs=pairs, fetch=fetch)
+
+
+def _reads_ahead(spec: LayerSpec, itemsize: int) -> bool:
+    short = spec.kv_heads * (spec.key_dim + spec.value_dim) * itemsize <= SHORT
+    return switches.FETCH and _is_plain(spec) and spec.heads * spec.value_dim >= WIDE and short
 
 
 def for_chunks(
@@ -193,14 +197,19 @@ def for_prompts(
 ) -> Tile | None:
     """Return the tile for chunks in 16 bits if some warps are to load and others to attend, or None."""
     padded = power(spec.heads // spec.kv_heads)
-    plain = not (spec.reach or spec.slopes or spec.softcap or spec.sinks)
-    fits = spec.key_dim == spec.value_dim == 128 and padded <= 64 and plain
+    fits = _is_plain(spec) and padded <= 64
     if not (gpu.hoppers and fits and block_size >= 16 and power(block_size) == block_size):
         return None
     scores = (counts * (contexts - counts / 2)).sum() * spec.heads
     if scores < SPECIALIZED or counts.mean() * padded < 128:
         return None
     return Tile(128 // padded, padded, 128, 4, 2, gpu.hoppers, pdl=False, ahead=True, specialized=True)
+
+
+def _is_plain(spec: LayerSpec) -> bool:
+    """Whether heads have 128 numbers, as most do, and all keys are seen, with unchanged scores."""
+    changed = spec.reach or spec.slopes or spec.softcap or spec.sinks
+    return spec.key_dim == spec.value_dim == 128 and not changed
 
 
 def by_pairs(spec: LayerSpec, itemsize: int) -> bool:

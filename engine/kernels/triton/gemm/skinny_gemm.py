@@ -327,8 +327,11 @@ def skinny_gemm(
 def gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """Use whole rows of the weight, as far as they fit in a program."""
     turn = min(power(inputs), 4096)
+    # All programs run at once: the next kernel can start.
     if inputs <= turn == 4096 and 1024 < outputs <= 16 * ENOUGH and not gated:
-        return ProductTiling(2, turn, warps=8)  # all programs run at once: the next kernel can start
+        return ProductTiling(2, turn, warps=8)
+    if inputs <= turn == 2048 and 18 * ENOUGH < outputs <= 28 * ENOUGH and not gated:
+        return ProductTiling(4, turn, warps=4)  # 7 fit on a multiprocessor, 9 with two outputs each
     held = 8192 if outputs > 8192 else 4096  # elements per program
     return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 

@@ -10,16 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.api.cache_spec import CacheSpec
-from engine.kernels import switches
 from engine.kernels.triton.attention.pack import most, packed
 from engine.kernels.triton.gemm.row_terms import RowTerms, given, narrow_of, up_of
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import add_up, norm_scaled
-from engine.kernels.triton.prefetch import bulky, prefetch_bytes
 from engine.kv.store import KVLayer
 
 HEADS = 4  # per program
-SHARE = tl.constexpr(2**16)  # bytes of a weight that are asked for at once
 _DEEP = 16  # ranks of an adapter at a time
 
 
@@ -38,11 +35,11 @@ def _up(
 @triton.jit
 def _rope_and_cache(
     q, keys, values, key_scales, value_scales, parts, weight, rope, positions, places, eps, part_stride,
-    narrow, adapters, table, table_stride, soon,
+    narrow, adapters, table, table_stride,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, ROTATED: tl.constexpr,
     PER_QUERY: tl.constexpr, PARTS: tl.constexpr, TERM_PARTS: tl.constexpr, RANK: tl.constexpr,
-    DEEP: tl.constexpr, MOST: tl.constexpr, SOON: tl.constexpr, PDL: tl.constexpr,
+    DEEP: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -80,9 +77,6 @@ def _rope_and_cache(
     column = tl.where(head < QUERIES, head * PER_QUERY, head + QUERIES * (PER_QUERY - 1))
     row = (token * (ALL + QUERIES * (PER_QUERY - 1)) + column[:, None]) * DIM
     value = add_up(parts, row + at[None, :], there, part_stride, PARTS)
-    if SOON > 0:
-        for begin in range(tl.program_id(1) * SHARE, SOON, tl.num_programs(1) * SHARE):
-            prefetch_bytes(soon + begin, tl.minimum(SHARE, SOON - begin))
     if TERM_PARTS > 0:
         term = tl.zeros([HEADS, PADDED], tl.float32)
         stride = tl.num_programs(0) * 3 * RANK
@@ -143,7 +137,6 @@ def rope_and_cache(
     dtype: torch.dtype,
     per_query: int = 1,
     terms: RowTerms | None = None,
-    soon: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
@@ -152,15 +145,12 @@ def rope_and_cache(
     and key norm, if the model has one; `rope` is the table of models/rope.py, or None in layers without
     rotary positions; it may rotate only the first numbers of a head. A token with place -1 is not written.
     `per_query`: 2 if each query is followed by its gate, which is skipped. `terms`: what adapters add to the
-    product, whose modules are queries, keys and values. `soon`: a weight of which the L2 cache is to read all
-    while attention runs.
+    product, whose modules are queries, keys and values.
     """
     spec = layer.spec
     tokens, dim = parts.shape[1], spec.key_dim
     q = torch.empty(tokens, spec.heads, dim, dtype=dtype, device=parts.device)
     heads = spec.heads + 2 * spec.kv_heads
-    if soon is not None:
-        soon = soon.view(torch.uint8) if switches.FETCH_OUT and pdl and bulky(soon) else None
     wide = HEADS if terms is None else gcd(HEADS, spec.heads, spec.kv_heads)
     _rope_and_cache[(tokens, triton.cdiv(heads, wide))](
         q, layer.keys, layer.values, layer.key_scales, layer.value_scales, parts,
@@ -169,7 +159,6 @@ def rope_and_cache(
         NORM=weight is not None, ROPE=rope is not None, ROTATED=dim if rope is None else rope.shape[1] // 2,
         PER_QUERY=per_query, PARTS=len(parts), DEEP=0 if terms is None else min(_DEEP, terms.adapters.rank),
         MOST=most(layer.keys.dtype), PDL=pdl, **given(terms),
-        soon=soon, SOON=0 if soon is None else soon.nbytes,
         num_warps=max(1, min(4, power(dim) * wide // 256)), **launch(pdl),
     )  # fmt: skip
     return q
