@@ -74,7 +74,7 @@ class Engines:
         return ", ".join([*sent, *(f"{each.blocks} loaded {each.error}" for each in loads), *cached])
 
     def sends(self, way: str) -> Callable[[], bool]:
-        """Whether a prompt's blocks go this way and are loaded. They cannot until memory is pinned or opened."""
+        """Whether a prompt's blocks go this way and are loaded, once memory is pinned or opened."""
 
         def try_it() -> bool:
             before = len(self.events)

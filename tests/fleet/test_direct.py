@@ -105,9 +105,10 @@ def test_memory_of_a_process_that_dies_while_it_is_opened_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A later process may have the same handle."""
-    opened = list[weakref.ref[torch.Tensor]]()
+    may_open, opened = threading.Event(), list[weakref.ref[torch.Tensor]]()
 
     def new(handle: bytes, nbytes: int, device: torch.device) -> torch.Tensor:
+        assert may_open.wait(10)
         memory = torch.full((8,), float(len(opened)))
         opened.append(weakref.ref(memory))
         return memory
@@ -116,8 +117,9 @@ def test_memory_of_a_process_that_dies_while_it_is_opened_is_given_back(
     peers = GpuPeers(HERE, 0)
     with lending() as process:
         assert peers.opened(b"handle", 64, Lender.of(process.pid)) is None
-        assert becomes(lambda: opened)
-    assert peers.opened(b"another", 64, OWN) is None
+    may_open.set()
+    assert becomes(lambda: opened)
+    peers.opened(b"another", 64, OWN)
     assert becomes(lambda: opened[0]() is None)
 
     def first() -> float | None:
