@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -20,13 +21,16 @@ def call_on(loop: asyncio.AbstractEventLoop, work: Callable[..., object], *args:
 class Handover(Generic[T]):
     """Calls `deliver` on the loop with gathered items, at once after a pause.
 
+    It runs in the context in which the handover was made, not in that of the thread: what it starts there,
+    such as a timer of the screen, depends on context variables.
+
     With a `tick`, deliveries are at least as many seconds apart, and far enough that they and the tasks they
     wake take at most two thirds of the loop's time: batches grow, and the loop stays responsive.
     """
 
     def __init__(self, deliver: Callable[[list[T]], None], tick: float = 0.0) -> None:
         self._deliver, self._tick = deliver, tick
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._context = asyncio.get_running_loop(), copy_context()
         self._gathered: deque[T] = deque()
         self._woken = False
         self._delivered = self._next = 0.0
@@ -35,7 +39,8 @@ class Handover(Generic[T]):
         self._gathered.append(item)
         if not self._woken:
             self._woken = True
-            call_on(self._loop, self._schedule)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._schedule, context=self._context)
 
     def _schedule(self) -> None:
         wait = self._next - perf_counter()

@@ -3,7 +3,7 @@
 tests/kernels/steps/recorded has what is launched: after a change, write it again (test_launches.py).
 """
 
-SHORT_NORMS = False  # of transformers' models: in two launches instead of eight (models/bridge/norms.py); no GPU has run them
+SHORT_NORMS = False  # norms of transformers' models in two launches instead of eight; no GPU has run them
 ONE_ROW = True  # one row of a mixture of experts in three kernels
 IN_TURNS = False  # one row's product with a large FP8 weight in one wave of programs
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours

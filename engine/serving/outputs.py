@@ -329,4 +329,4 @@ class OutputProcessor:
             self._scheduler.drop(request)
         self._meters.finished += 1
         step, now = self._scheduler.step, self._clock()
-        self._bus.emit(events.Finished(step, now, group.id, finish.value, group.generated, error))
+        self._bus.emit(events.Finished(step, now, group.id, finish.value, group.replied, error))

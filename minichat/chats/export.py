@@ -40,6 +40,7 @@ def to_json(chat: Chat) -> str:
         "system": chat.system,
         "created_at": chat.created_at,
         "params": plain_params(chat.params),
+        "adapter": chat.adapter,
         "messages": messages,
     }
     return json.dumps(exported, ensure_ascii=False, indent=2) + "\n"
@@ -64,6 +65,7 @@ def from_json(text: str) -> Chat:
         params=_params(_get(found, "params", "", dict)),
         messages=[_read_message(each, f"messages[{number}]") for number, each in enumerate(messages)],
         created_at=_time(found, "created_at", ""),
+        adapter=_get(found, "adapter", "", str) if "adapter" in found else "",  # missing in older exports
     )
 
 

@@ -207,6 +207,7 @@ class Store:
 
         def work(db: Db) -> Chat:
             chat_id = queries.insert_chat(db, given.title, given.system, packed, given.created_at)
+            queries.update_chat(db, chat_id, {"adapter": storable(given.adapter)})
             for message in given.messages:
                 queries.insert_message(db, chat_id, message)
             return queries.chat(db, chat_id)

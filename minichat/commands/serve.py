@@ -25,6 +25,7 @@ from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.shell import interpreter
+from minichat.shell.certificates import password_of
 from minichat.shell.paths import locate, private_folder
 from minichat.shell.server_keys import find_keys
 
@@ -96,7 +97,7 @@ def check(options: argparse.Namespace) -> None:
         if (file := getattr(options, name)) and not os.path.isfile(file):
             raise BadInput(f"--{name.replace('_', '-')}: {file} does not exist")
     if options.tls_cert:
-        _check_certificate(options.tls_cert, options.tls_key)
+        options.tls_password = password_of(options.tls_cert, options.tls_key)
     if options.no_key and options.api_key_file:
         raise BadInput("--no-key and --api-key-file cannot be combined")
     if options.no_key and not options.uds and not is_loopback(options.host) and not options.insecure:
@@ -135,18 +136,6 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:
         raise BadInput(f"--rate must be above 0 and at most 1e6 tokens/s, got {options.rate:g}")
-
-
-def _check_certificate(certificate: str, key: str) -> None:
-    import ssl
-
-    once = iter([""])
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: next(once))
-    except OSError as error:
-        if next(once, None) is not None:  # else the key has a password, which the server will ask for
-            files = f"--tls-cert {certificate} and --tls-key {key}"
-            raise BadInput(f"{files} are not a certificate and its key: {error}") from None
 
 
 def _refuse_given(options: argparse.Namespace, without_effect: Mapping[str, object], given: str) -> None:
@@ -219,6 +208,7 @@ def listen(
         config,
         certificate=Path(options.tls_cert) if options.tls_cert else None,
         key=Path(options.tls_key) if options.tls_key else None,
+        password=options.tls_password if options.tls_cert else "",
         access_log=options.access_log,
     )
     if uds:

@@ -5,10 +5,10 @@ from functools import partial
 from typing import NamedTuple
 
 from textual.content import Content
-from textual.fuzzy import FuzzySearch
 from textual.widgets import Input
 
 from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.ui.dialogs.fuzzy import match
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII, UNICODE, shortened
 
@@ -32,7 +32,7 @@ class Palette(PickScreen[Work]):
 
     def __init__(self, context: Context) -> None:
         super().__init__("All commands", self._fitting, "type a command")
-        self.context, self._search = context, FuzzySearch()
+        self.context = context
         self._width = 0  # of a line beside the scroll bar
         self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
 
@@ -49,7 +49,7 @@ class Palette(PickScreen[Work]):
         listed = list(entries(self.context))
         found: list[tuple[float, Sequence[int], PaletteEntry]] = [(0, (), entry) for entry in listed]
         if query := query.strip():
-            scored = [(*self._search.match(query, entry.title), entry) for entry in listed]
+            scored = [(*match(query, entry.title), entry) for entry in listed]
             found = sorted((each for each in scored if each[0] > 0), key=lambda each: -each[0])
         self.say("" if found else "No command matches")
         right = _columns([entry for *_, entry in found], self._width - _TITLE)

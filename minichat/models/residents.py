@@ -126,10 +126,14 @@ class Resident:
     def absent(self) -> str:
         """That it does not run, and what to do: open another one that does, or start it."""
         sentence = f"no engine named {self.name} is running"
-        for other in residents(self.folder):
-            if other.running() and not other.died():
+        match [each for each in residents(self.folder) if each.running() and not each.died()]:
+            case []:
+                return f"{sentence}; start it with: {self.up}"
+            case [other]:
                 return f"{sentence}, but {other.name} is; open it with: {other.command('attach')}"
-        return f"{sentence}; start it with: {self.up}"
+            case others:
+                names = ", ".join(each.name for each in others)
+                return f"{sentence}, but these are: {names}; open one with: minichat attach --name NAME"
 
     def died(self) -> str:
         """The error of an engine whose server still runs; empty while it is healthy."""

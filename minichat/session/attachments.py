@@ -23,6 +23,8 @@ _TYPING = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"@]*))$')
 _PUNCTUATION = ".,;:!?)]}>'`"
 _LIKE_A_FILE = re.compile(r"[\w./~-]*\w\.[A-Za-z0-9]{1,4}")
 _ALIKE = 0.8  # minimum similarity of two names
+_REPORTED = 4  # missing files that are named at once
+_COMPARED = 30  # names that are looked for in their folder
 _SURE = ("/", "./", "../", "~")  # prefixes that always mean a path
 
 
@@ -80,16 +82,23 @@ class Missing:
 
 
 def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
-    """The mentions that may be mistyped. `@dataclass` counts only if a file has almost this name."""
-    old = {each.name for each in kept}
+    """The first mentions that may be mistyped. `@dataclass` counts only if a file has almost this name.
+
+    Only a few: each is compared with all names of its folder, and pasted code may have hundreds.
+    """
+    seen = {each.name for each in kept}
+    most = len(seen) + _COMPARED
     wrong: dict[str, Missing] = {}
     for mention in _MENTION.finditer(text):
         name, path = _mentioned(mention)
-        if name not in old and not _there(path):
+        if name not in seen and not _there(path):
+            seen.add(name)
             found = _missing(mention, name)
             sure = mention["quoted"] or name.startswith(_SURE)
             if sure or found.near or _LIKE_A_FILE.fullmatch(found.name):
                 wrong.setdefault(found.name, found)
+            if len(wrong) == _REPORTED or len(seen) == most:
+                break
     return tuple(wrong.values())
 
 

@@ -11,11 +11,10 @@ from engine.api.errors import BadParams
 from engine.api.params import FIELDS, SPECULATION, Grammar, SamplingParams
 from engine.api.places import expanded
 from minichat.session.strategies import BESIDE
+from minichat.settings.presets import OWN
 from minichat.shell.paths import read_file
 
 PLAIN = SamplingParams()
-OWN = "own"  # the preset name of unsaved settings
-DEFAULT = "default"  # ... of those that a new chat has
 
 
 def _always(_: SamplingParams) -> bool:

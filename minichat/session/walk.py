@@ -139,13 +139,14 @@ async def _read_again(
     else:
         layout = await backend.layout([*prompt, {"role": "assistant", "content": reply.text}])
         begin, mine = 0, len(prompt)
-    found = [
-        (token, TokenSpan(reply.id, place.start - begin, place.end - begin))
-        for token, place in zip(layout.ids, layout.places, strict=True)
-        if place.message == mine and place.start >= begin
-    ]
-    if not found:
+    own = [at for at, place in enumerate(layout.places) if place.message == mine and place.start >= begin]
+    if not own:
         raise TokensUnknown("This model cannot map the reply's text to its tokens")
-    tokens = [token for token, _ in found]
+    places = [layout.places[at] for at in own]
+    spans = [TokenSpan(reply.id, place.start - begin, place.end - begin) for place in places]
+    tokens = [layout.ids[at] for at in own]
+    end = layout.ids[own[-1] + 1 : own[-1] + 2]
+    if reply.stats and reply.stats.tokens == len(tokens) + len(end):  # it counts the token that ended it
+        tokens, spans = [*tokens, *end], [*spans, *(TokenSpan(-1) for _ in end)]
     trace = Trace(-1, prompt, parts, len(before.ids), reply.id, tokens, shown=len(reply.text))
-    return trace, tuple(place for _, place in found)
+    return trace, tuple(spans)

@@ -20,6 +20,14 @@ SHIPPED = {
 }
 HEAD = "# Decoding presets, written by minichat. You may edit them. Saving a preset removes comments.\n\n"
 LONGEST_NAME = 40
+OWN = "own"  # what the drawer calls unsaved settings
+DEFAULT = "default"  # ... and those that a new chat has
+
+
+_TAKEN = {
+    OWN: f"{OWN!r} is what unsaved settings are called",
+    DEFAULT: f"{DEFAULT!r} is what the settings of a new chat are called",
+}
 
 
 class PresetError(Exception):
@@ -49,6 +57,8 @@ def save_preset(file: Path, name: str, params: SamplingParams) -> None:
     name = name.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise PresetError(f"a preset name must have 1 to {LONGEST_NAME} printable characters, got {name!r}")
+    if name in _TAKEN:
+        raise PresetError(f"{_TAKEN[name]}; choose another name")
     _write(file, {**_whole(file), name: params})
 
 
@@ -62,6 +72,9 @@ def delete_preset(file: Path, name: str) -> None:
 
 def _preset(document: TomlDocument, name: str) -> SamplingParams | None:
     values = document.tables[name]
+    if name in _TAKEN:
+        document.report(name, f"must have another name: {_TAKEN[name]}")
+        return None
     if not isinstance(values, dict):
         document.report(name, f"must be a table: write [{name}] above its parameters")
         return None

@@ -1,5 +1,6 @@
 """Counts the tokens of the typed message, and checks before it is sent that it fits and its files exist."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Composing:
         self._context = context
         self._timer: Timer | None = None
         self._warned = ""  # the text whose missing files the user was warned about
+        self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
+        self._over = False
 
     def note(self) -> None:
         """Schedule a check: the text has changed, or what it may take."""
@@ -63,7 +66,13 @@ class Composing:
             return False
         if not self._may_fail(text, to):
             return True
-        checked = await self._check(text, to)
+        self._before = asyncio.create_task(self._check(text, to), name="check")
+        try:
+            checked = await self._before
+        except asyncio.CancelledError:
+            if self._over:
+                return False
+            raise
         if checked.refusal:
             self._context.program.report(one_line(checked.refusal))
             return False
@@ -79,6 +88,13 @@ class Composing:
             self._context.program.report(checked.fit.refusal(self._larger))
             return False
         return True
+
+    async def stop(self) -> None:
+        """Give up a message that is being checked, so that quitting does not wait for a slow folder."""
+        self._over = True
+        if self._before is not None and not self._before.done():
+            self._before.cancel()
+            await asyncio.wait([self._before])
 
     @property
     def _larger(self) -> str:
@@ -103,7 +119,8 @@ class Composing:
     async def _look(self) -> None:
         workspace = self._context.workspace
         text = workspace.prompt.text
-        checked = await self._check(text, workspace.recipients) if text.strip() else Checked()
+        message = workspace.prompt.message
+        checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
         if workspace.prompt.text == text:
             self._show(checked)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from textual.dom import DOMNode
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
@@ -10,7 +11,7 @@ from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
 from minichat.ui.composing import Checked
-from minichat.ui.panes.keybar import Hinting, Key
+from minichat.ui.panes.keybar import ChangingHints, Hinting, Hints, Key
 from minichat.ui.panes.tabs import Tab, titled
 from minichat.ui.transcript.glyphs import one_line
 from minichat.ui.transcript.greeting import Greeting
@@ -89,8 +90,8 @@ def facts(shot: Snapshot) -> str:
 
 
 def work(running: int) -> str:
-    """What the engine does for this screen's chats."""
-    return f"{running} running" if running else "ready"
+    """How many of this screen's chats get replies. Not "running": a request of theirs may be waiting."""
+    return f"{running} replying" if running else "ready"
 
 
 def footer(
@@ -108,7 +109,7 @@ def footer(
     `covered`: the monitor hides the chat.
     """
     nodes = focused.ancestors_with_self if focused is not None else []
-    here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
+    here = next(filter(None, map(_hints, nodes)), ())
     back = "" if here else "close" if drawer else "chat" if covered else ""
     closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
     if back == "chat":
@@ -120,6 +121,12 @@ def footer(
         listed += [each for each in commands if each.group == group and each.footer]
     everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in listed)
     return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
+
+
+def _hints(node: DOMNode) -> Hints:
+    if isinstance(node, ChangingHints):
+        return node.hints
+    return node.HINTS if isinstance(node, Hinting) else ()
 
 
 def _hint(key: str, label: str, keys: Keys) -> Key:

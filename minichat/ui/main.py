@@ -28,7 +28,7 @@ from minichat.ui.layout import LOW, SHORT, layout
 from minichat.ui.marks import ASCII
 from minichat.ui.panels import Dock, Panels
 from minichat.ui.panes.banner import Banner
-from minichat.ui.panes.keybar import KeyBar
+from minichat.ui.panes.keybar import HintsChanged, KeyBar
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.panes.panes import Panes
 from minichat.ui.panes.prompt import Prompt
@@ -166,6 +166,7 @@ class MainScreen(FrameScreen[None]):
 
     @on(DescendantFocus)
     @on(DescendantBlur)
+    @on(HintsChanged)
     def _label_keys(self) -> None:
         active, context = self.chats.active, self.context
         self.keybar.keys = labels.footer(

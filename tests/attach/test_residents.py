@@ -165,6 +165,13 @@ def test_commands_for_an_engine_have_its_name(user: User, monkeypatch: pytest.Mo
         code, _, err = user.say("attach")
         says = "no engine named main is running, but work is; open it with: minichat attach --name work"
         assert (code, err) == (2, f"minichat: {says}\n")
+        more = Resident(user.resident.folder, "more")
+        RecordWriter(more, "pocket").ready()
+        with open(more.lock, "w") as second:
+            fcntl.flock(second, fcntl.LOCK_EX)
+            code, _, err = user.say("attach")
+            says = "but these are: more, work; open one with: minichat attach --name NAME"
+            assert (code, err) == (2, f"minichat: no engine named main is running, {says}\n")
         code, _, err = user.say("attach", "work")
         assert (code, "open it with: minichat attach --name work" in err) == (2, True)
 

@@ -57,6 +57,7 @@ chats = st.builds(
     params=params,
     messages=st.lists(messages, max_size=4),
     created_at=seconds,
+    adapter=text,
 )
 
 
@@ -70,10 +71,12 @@ def test_a_chat_is_moved_from_one_store_to_another(store: Store) -> None:
     store.append(chat.id, "user", "hello", attachments=(Attachment("a.py", "print()\n"),))
     store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy", copied=1))
     store.append(chat.id, "assistant", "well", state="streaming")
+    store.change_chat(chat.id, adapter="sql")
     target = Store(None)
     target.create_chat("already here")
     moved = target.import_json(store.export_json(chat.id))
     assert (moved.letter, moved.title, moved.params) == ("b", "moving", chat.params)
+    assert moved.adapter == "sql"
     assert moved.created_at == store.chat(chat.id).created_at
     original = store.history(chat.id)
     original[-1] = replace(original[-1], state="stopped")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.events import Delta
+from engine.api.events import Delta, Finished
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
@@ -165,3 +165,14 @@ def test_the_blocks_of_all_hypotheses_are_reported_at_the_end(llama: Path, n: in
     drain(engine)
     assert len(ends) == n
     assert all(blocks == in_use > 0 for blocks, in_use in ends)
+
+
+@pytest.mark.parametrize("length_penalty", [-2.0, 0.0, 1.0])
+def test_the_event_counts_the_tokens_of_the_reply(llama: Path, length_penalty: float) -> None:
+    """A search goes on after the hypothesis that wins has ended."""
+    engine = engine_on(llama)
+    counts: list[int] = []
+    engine.bus.subscribe(lambda event: counts.append(event.tokens) if type(event) is Finished else None)
+    params = SamplingParams(beams=4, max_tokens=20, logit_bias={EOS: 4.0}, length_penalty=length_penalty)
+    result = search(engine, PROMPT, params)
+    assert counts == [len(result.choices[0].tokens)]

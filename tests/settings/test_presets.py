@@ -9,6 +9,10 @@ from engine.api.params import Grammar, SamplingParams
 from minichat.settings.presets import SHIPPED, PresetError, delete_preset, load_presets, save_preset
 
 
+def usable(name: str) -> bool:
+    return name.isprintable() and name.strip() == name and name not in ("own", "default")
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "minichat" / "presets.toml"
@@ -48,7 +52,17 @@ def test_after_deletion_the_built_in_preset_returns(file: Path) -> None:
         delete_preset(file, "greedy")
 
 
-@given(name=st.text(min_size=1, max_size=40).filter(lambda name: name.isprintable() and name.strip() == name))
+@pytest.mark.parametrize("name", ["own", "default"])
+def test_names_that_the_drawer_uses_itself_are_refused(file: Path, name: str) -> None:
+    with pytest.raises(PresetError, match=f"'{name}' is what .* called; choose another name"):
+        save_preset(file, name, SamplingParams(top_p=0.5))
+    file.parent.mkdir()
+    file.write_text(f"[{name}]\ntop_p = 0.5\n")
+    presets = load_presets(file)
+    assert presets.own == {} and "must have another name" in str(presets.problems[0])
+
+
+@given(name=st.text(min_size=1, max_size=40).filter(usable))
 def test_any_printable_name_is_accepted(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("presets") / "presets.toml"
     save_preset(file, name, SamplingParams(top_p=0.5))

@@ -90,6 +90,7 @@ def server(
     *,
     certificate: Path | None = None,
     key: Path | None = None,
+    password: str = "",
     access_log: bool = False,
 ) -> Server:
     """Return a server, ready to run on its sockets. `host`: an engine, or the start of one."""
@@ -110,6 +111,7 @@ def server(
         "timeout_graceful_shutdown": int(config.drain + _ABORTED_WITHIN) + 1,
         "ssl_certfile": certificate,
         "ssl_keyfile": key,
+        "ssl_keyfile_password": password or None,
     }
     uvicorn_config = uvicorn.Config(EarlyApplication(startup, config, drain), **options)
     return Server(uvicorn_config, drain, config.drain, startup)

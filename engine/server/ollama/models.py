@@ -50,7 +50,8 @@ async def running(request: Request) -> dict[str, Any]:
     state = state_of(request)
     shot = await state.engine.snapshot()
     record = _record(state, shot)
-    in_vram = 0 if shot.device == "cpu" else record["size"]
+    record["size"] = shot.memory.get("weights", 0)  # of all replicas
+    in_vram = 0 if shot.on_cpu else record["size"]
     record |= {"expires_at": _NEVER, "size_vram": in_vram, "context_length": shot.max_context}
     return {"models": [_named(name) | record for name in await state.served_names()]}
 
@@ -101,7 +102,7 @@ def _named(name: str) -> dict[str, Any]:
 def _record(state: ServerState, shot: Snapshot) -> dict[str, Any]:
     return {
         "modified_at": utc(state.started),
-        "size": shot.memory.get("weights", 0),
+        "size": shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
         "digest": sha256(shot.model.encode()).hexdigest(),  # the same for all names of a model
         "details": _details(shot),
     }

@@ -48,6 +48,7 @@ class BeamGroup:
         self._spare: list[int] = []
         self._dropped: tuple[HypothesisView, ...] = ()
         self._parents: list[int] = [0]
+        self.replied = root.generated  # tokens of the reply that was sent, once the search has ended
         root.group, root.awaits = root.id, True
 
     def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
@@ -82,6 +83,7 @@ class BeamGroup:
         """End the search from outside with the leading hypothesis."""
         tokens = () if error else self._leader()[self._certain :]
         text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
+        self.replied = self._earlier + self._certain + len(tokens)
         self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
 
     def view(self) -> BeamsView:
@@ -258,6 +260,7 @@ class BeamGroup:
         if not results:
             self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could continue or end"))
             return Finish.FAILED
+        self.replied = self._earlier + len(results[0].tokens)  # the search may have gone on after it
         finishes = []
         for choice, (score, tokens) in enumerate(results):
             written, at = (self._written, self._certain) if choice == 0 else (self._start.copy(), 0)

@@ -6,6 +6,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
+from minichat.chats.search import SearchHit
 from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
@@ -16,6 +17,10 @@ from minichat.ui.transcript.glyphs import one_line
 
 _FOUND = 50
 _TITLE = 40  # cells of a title; the note fits beside it
+_HIT_TITLE, _HIT_BEFORE = (
+    20,
+    8,
+)  # cells of a title, and letters before the match, so that the match is visible
 _DELETE = "chat.delete"
 
 
@@ -27,6 +32,7 @@ class JumpScreen(PickScreen[int]):
     def __init__(self, context: Context) -> None:
         super().__init__("Go to a chat", self._fitting, "search titles and messages")
         self.context, self._store = context, context.chats.services.store
+        self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)
@@ -44,9 +50,10 @@ class JumpScreen(PickScreen[int]):
             hits = self._store.search(query, _FOUND)
             if not hits:
                 self.say("No title or message matches")
+            elif len(hits) == _FOUND:
+                self.say(f"These are the newest {_FOUND}. Type more to find others")
             return [
-                self._choice(hit.chat, self._letter(hit.chat), hit.title, hit.snippet if hit.message else "")
-                for hit in hits
+                self._choice(hit.chat, self._letter(hit.chat), hit.title, *self._excerpt(hit)) for hit in hits
             ]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
@@ -54,7 +61,7 @@ class JumpScreen(PickScreen[int]):
                 each.id,
                 each.letter,
                 each.title,
-                "closed" if each.closed_at else plural(each.messages, "message"),
+                Content("closed" if each.closed_at else plural(each.messages, "message")),
             )
             for each in lines
         ]
@@ -64,11 +71,22 @@ class JumpScreen(PickScreen[int]):
         conversation = self.context.chats.of(chat_id)
         return conversation.chat.letter if conversation is not None else ""
 
-    def _choice(self, chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
-        cut = (ASCII if self.context.program.start.ascii else UNICODE).ellipsis
-        label = shortened(Content(titled(title)), _TITLE, cut)
+    def _excerpt(self, hit: SearchHit) -> tuple[Content, int]:
+        """The matching line from a little before the match, and the cells for the title beside it."""
+        if hit.message is None:
+            return Content(""), _TITLE
+        start = max(min((start for start, _ in hit.marks), default=0) - _HIT_BEFORE, 0)
+        text = Content(one_line(hit.snippet))
+        for mark in hit.marks:
+            text = text.stylize("underline", *mark)
+        return (self._cut + text[start:] if start else text), min(_HIT_TITLE, self.app.size.width // 4)
+
+    def _choice(
+        self, chat_id: int, letter: str, title: str, note: Content, cells: int = _TITLE
+    ) -> Choice[int]:
+        label = shortened(Content(titled(title)), cells, self._cut)
         head = (f" {letter.upper():2} ", "bold")
-        return Choice(Content.assemble(head, " ", label, "  ", (one_line(note), "$text-muted")), chat_id)
+        return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), chat_id)
 
 
 def jump(context: Context) -> None:

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.events import Click
+from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.reactive import reactive
 from textual.widget import Widget
 
@@ -16,6 +16,7 @@ from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 
 _HEAD = 1  # lines above the chats
+_WHEEL = 3  # lines
 _RATE_AFTER = 0.2  # seconds after the first token; before that, the rate reflects batching in transit
 
 
@@ -31,6 +32,10 @@ class ChatOverview(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
         Binding("enter", "go", show=False),
         Binding("p", "pin", "Pin or unpin the selected chat", id="overview.pin", show=False),
         Binding("escape", "leave", show=False),
@@ -58,12 +63,12 @@ class ChatOverview(Widget, can_focus=True):
 
     def render(self) -> Content:
         chats, width = list(self.context.chats), self.size.width
-        room = max(self.size.height - _HEAD, 1)
+        room = self._room
         at = min(self.at, len(chats) - 1)
         self._first = max(min(self._first, at, len(chats) - room), at - room + 1, 0)
         seen = list(enumerate(chats))[self._first : self._first + room]
         head = Content.styled(
-            f"{len(chats)} open, {len(self.context.chats.streaming)} running", "$text-muted"
+            f"{len(chats)} open, {len(self.context.chats.streaming)} replying", "$text-muted"
         )
         return Content("\n").join(
             [head.truncate(width), *(self._row(number, each, width, number == at) for number, each in seen)]
@@ -86,12 +91,35 @@ class ChatOverview(Widget, can_focus=True):
         return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
     @property
+    def _room(self) -> int:
+        """The number of chats that fit."""
+        return max(self.size.height - _HEAD, 1)
+
+    @property
     def chosen(self) -> Conversation:
         chats = list(self.context.chats)
         return chats[min(self.at, len(chats) - 1)]
 
     def action_move(self, by: int) -> None:
         self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
+
+    def action_page(self, by: int) -> None:
+        self.action_move(by * self._room)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._scroll(-_WHEEL)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._scroll(_WHEEL)
+
+    def _scroll(self, by: int) -> None:
+        """Scroll, and keep the selected chat in view."""
+        last = len(self.context.chats) - 1
+        self._first = max(min(self._first + by, last + 1 - self._room), 0)
+        self.at = min(max(self.at, self._first), self._first + self._room - 1, last)
+        self.refresh()
 
     def action_go(self) -> None:
         self._go_to(self.at)

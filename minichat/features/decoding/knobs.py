@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.events import Click, Key
+from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
@@ -15,9 +15,7 @@ from textual.widget import Widget
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 from minichat.session.decoding import (
-    DEFAULT,
     KNOBS,
-    OWN,
     PLAIN,
     Knob,
     Preset,
@@ -27,8 +25,9 @@ from minichat.session.decoding import (
     stepped,
 )
 from minichat.session.strategies import Strategies, name_of
+from minichat.settings.presets import DEFAULT, OWN
 from minichat.ui.marks import UNICODE, Marks
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end for a hint or an error
@@ -57,14 +56,6 @@ class Knobs(Widget, can_focus=True):
         Binding("delete", "reset", show=False),
         Binding("ctrl+s", "save", show=False),
     ]
-
-    HINTS: ClassVar[Hints] = (
-        ("decoding.up decoding.down", "field"),
-        ("decoding.less decoding.more", "change"),
-        ("0-9", "type"),
-        ("^S", "save"),
-        ("Esc", "close"),
-    )
 
     class Changed(Message):
         """The user changed the parameters."""
@@ -100,6 +91,18 @@ class Knobs(Widget, can_focus=True):
     @property
     def rows(self) -> Sequence[Knob | str]:
         return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
+
+    @property
+    def hints(self) -> Hints:
+        """The keys of the selected field, for the key bar."""
+        row = self.rows[min(self.row, len(self.rows) - 1)]
+        return (
+            ("decoding.up decoding.down", "field"),
+            *([("decoding.less decoding.more", "change")] if _turned(row) else []),
+            *_typing_hint(row),
+            ("^S", "save"),
+            ("Esc", "close"),
+        )
 
     @property
     def lines(self) -> int:
@@ -201,9 +204,13 @@ class Knobs(Widget, can_focus=True):
         own = self.strategies.own
         ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
         found = preset_of(self.params, self.presets)
-        place = ring.index(found) if found else len(self.presets)
+        place, by = ring.index(found) if found else len(self.presets), 1 if by > 0 else -1
         try:
-            self._send(ring[(place + by) % len(ring)].apply(self.params))
+            for _ in ring:  # past those with the same values, which would be shown as the present one
+                place = (place + by) % len(ring)
+                if (params := ring[place].apply(self.params)) != self.params:
+                    self._send(params)
+                    break
         except BadParams as error:
             self._refuse(error)
 
@@ -253,6 +260,14 @@ class Knobs(Widget, can_focus=True):
         if event.y < len(shown := self._shown()):
             self._select(shown[event.y])
 
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._select(max(self.row - 1, 0))
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._select(min(self.row + 1, len(self.rows) - 1))
+
     def on_blur(self) -> None:
         self._commit()
 
@@ -266,10 +281,14 @@ class Knobs(Widget, can_focus=True):
         if preset_of(params, self.presets) is None:
             self.strategies.own = params
 
+    def watch_row(self) -> None:
+        self.post_message(HintsChanged())
+
     def watch_params(self, params: SamplingParams) -> None:
         self._remember(params)
         self.trouble = ""
         self.row = min(self.row, len(self.rows) - 1)
+        self.post_message(HintsChanged())  # the same row may be another field now
 
     # Applying changes
 
@@ -328,3 +347,15 @@ class Knobs(Widget, can_focus=True):
 def _typed(knob: Knob) -> bool:
     """Whether the value is typed in place."""
     return not knob.choices and knob.field != "grammar"
+
+
+def _turned(row: Knob | str) -> bool:
+    """Whether Left and Right change it."""
+    return not isinstance(row, Knob) or bool(row.choices or row.step)
+
+
+def _typing_hint(row: Knob | str) -> Hints:
+    """How a value is typed on this row, if it can be."""
+    if not isinstance(row, Knob) or row.choices:
+        return ()
+    return (("Enter" if row.field == "grammar" else "a-z" if row.field == "stop" else "0-9", "type"),)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
@@ -34,7 +34,13 @@ _LABEL = 12  # cells
 class WhyScreen(Dialog[None]):
     """Follows the engine while it is open. The device is measured when the dialog opens first."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave", show=False),
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
+        Binding("pageup,home", "scroll(-100)", show=False),
+        Binding("pagedown,end", "scroll(100)", show=False),
+    ]
 
     def __init__(
         self, engine: EngineWatch, backend: Backend, signs: Signs, clock: Callable[[], float]
@@ -46,11 +52,10 @@ class WhyScreen(Dialog[None]):
         self._trouble = ""
         self._asked = 0.0
         self._loaded = False
-        self._sheet, self._text = Vertical(classes="sheet -figures"), Static(id="why")
+        self._sheet, self._text = VerticalScroll(classes="sheet -figures", can_focus=False), Static(id="why")
 
     def compose(self) -> ComposeResult:
         with self._sheet:
-            self._sheet.border_subtitle = "Esc close"
             yield self._text
 
     def on_mount(self) -> None:
@@ -69,6 +74,13 @@ class WhyScreen(Dialog[None]):
         self._loaded = True
         self._show()
 
+    def action_scroll(self, lines: int) -> None:
+        self._sheet.scroll_relative(y=lines, animate=False)
+
+    def _note_scrolling(self) -> None:
+        more = self._sheet.max_scroll_y > 0
+        self._sheet.border_subtitle = f"{'Up Down scroll  ' if more else ''}Esc close"
+
     def _ask(self) -> None:
         self._asked = self._clock()
         begin(self, self._measure)
@@ -81,6 +93,7 @@ class WhyScreen(Dialog[None]):
         self._show()
 
     def _show(self) -> None:
+        self.call_after_refresh(self._note_scrolling)
         shot, before = self._engine.latest, self._engine.at_work
         self._sheet.border_title = title = "Why this speed"
         if shot is None:
@@ -91,7 +104,7 @@ class WhyScreen(Dialog[None]):
         elif before is not None and before is not shot and not shot.running:
             shot, title = before, "Why this speed (last run)"
         self._sheet.border_title = title
-        width = max(20, self._sheet.size.width - 2)
+        width = max(20, self._sheet.scrollable_content_region.width)
         lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
         late = shot is not self._engine.latest and shot.on_cpu and shot.split is None
         self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
@@ -120,7 +133,7 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
 
 def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
     """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
-    lines = _shared("step time", _PARTS, astuple(speed.times), width, signs)
+    lines = _shared("mean step", _PARTS, astuple(speed.times), width, signs)
     if speed.split is not None:
         # Both are running means, but not of the same steps: the parts are shown as shares of the launch.
         scale = min(1.0, speed.times.launch / sum(speed.split)) if any(speed.split) else 1.0
@@ -179,5 +192,5 @@ WHY = Feature(
     name="why",
     title="Why this speed",
     commands=(ScreenCommand("view.why", "View", "Why this speed", why, "f8"),),
-    css=".sheet.-figures { width: 76; }",
+    css=".sheet.-figures { width: 76; scrollbar-size-vertical: 1; }",
 )

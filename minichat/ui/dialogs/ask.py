@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, TextArea
 
-from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.dialogs.dialog import Dialog, inner_height
 from minichat.ui.transcript.glyphs import enterable
 
 
@@ -39,6 +39,12 @@ class AskScreen(Dialog[str]):
         if isinstance(self._field, TextArea):
             self._field.move_cursor(self._field.document.end)
         self._field.focus()
+
+    def on_resize(self) -> None:
+        if isinstance(
+            self._field, TextArea
+        ):  # no higher than its dialog, or it would not scroll to the cursor
+            self._field.styles.max_height = inner_height(self.size.height)
 
     def on_input_submitted(self) -> None:
         self.action_take()

@@ -38,6 +38,11 @@ class Dialog(ModalScreen[T | None]):
         return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
 
+def inner_height(lines: int) -> int:
+    """The lines in the largest dialog on a terminal of so many: 90 % (minichat.tcss) less its frame."""
+    return max(lines * 9 // 10 - 3, 1)
+
+
 def closed_by(screen: Screen[object], keys: Sequence[str]) -> None:
     """Let the keys that opened a dialog also close it."""
     if isinstance(screen, Dialog):

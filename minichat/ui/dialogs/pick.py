@@ -11,10 +11,12 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.dialogs.dialog import Dialog, inner_height
 from minichat.ui.dialogs.options import Options
 
 T = TypeVar("T")
+
+_LINES = 18  # at most, of a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,17 @@ class Choice(Generic[T]):
 
     label: Content
     value: T
+
+
+class _Note(Static):
+    """What is said about the list, below it."""
+
+    def __init__(self, resized: Callable[[], None]) -> None:
+        super().__init__(classes="note", markup=False)
+        self._resized = resized
+
+    def on_resize(self) -> None:
+        self._resized()
 
 
 class PickScreen(Dialog[T], Generic[T]):
@@ -39,7 +52,7 @@ class PickScreen(Dialog[T], Generic[T]):
         super().__init__()
         self._title, self._find, self._hint = title, find, hint
         self._choices: dict[Option, Choice[T]] = {}
-        self._note = Static(classes="note", markup=False)
+        self._note = _Note(self._fit)
         self._note.display = False
         self.set_class(bool(hint), "-typed")
 
@@ -60,6 +73,19 @@ class PickScreen(Dialog[T], Generic[T]):
             field.focus()
         self._list("")
 
+    def on_resize(self) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        """Give the list the lines that remain in the dialog, so that it scrolls to the highlighted one."""
+        if not self.is_mounted:
+            return
+        field = 2 if self._hint else 0
+        note = self._note.outer_size.height + 1 if self._note.display else 0
+        options = self.query_one(OptionList)
+        options.styles.max_height = max(min(_LINES, inner_height(self.size.height) - field - note), 1)
+        self.call_after_refresh(options.scroll_to_highlight)
+
     def take(self, value: T) -> None:
         """Act on a choice; by default, close with its value."""
         self.dismiss(value)
@@ -68,6 +94,7 @@ class PickScreen(Dialog[T], Generic[T]):
         """Show a note about the choice below the list."""
         self._note.update(words)
         self._note.display = bool(words)
+        self._fit()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._list(event.value)

@@ -29,6 +29,18 @@ class Hinting(Protocol):
     HINTS: ClassVar[Hints]
 
 
+@runtime_checkable
+class ChangingHints(Protocol):
+    """A widget whose keys depend on what is selected in it. It posts `HintsChanged` when they change."""
+
+    @property
+    def hints(self) -> Hints: ...
+
+
+class HintsChanged(Message):
+    """The focused widget has other keys now."""
+
+
 class KeyBar(Widget):
     """State at the left, keys at the right. Keys that do not fit are left out, the last first."""
 

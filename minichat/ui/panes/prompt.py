@@ -79,8 +79,13 @@ class Prompt(TextArea):
         event.stop()
         event.prevent_default()
 
+    @property
+    def message(self) -> str:
+        """The text that is sent: without empty lines around it."""
+        return self.text.strip("\n")
+
     def _send(self) -> None:
-        text = self.text.strip("\n")
+        text = self.message
         if text.strip():
             self.put("")
             self.post_message(self.Submitted(text))

@@ -280,10 +280,10 @@ async def test_the_status_line_shows_whether_replies_run(bench: Callable[..., An
         footer = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
         await it.until(lambda: "ready" in footer())
         first = await it.say("one")
-        await it.until(lambda: "1 running" in footer() and "ready" not in footer())
+        await it.until(lambda: "1 replying" in footer() and "ready" not in footer())
         await it.pilot.press("ctrl+n")
         second = await it.say("two")
-        await it.until(lambda: "2 running" in footer())
+        await it.until(lambda: "2 replying" in footer())
         await it.answered(first)
         await it.answered(second)
         await it.until(lambda: "ready" in footer())

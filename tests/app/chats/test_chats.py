@@ -185,6 +185,24 @@ async def test_a_search_shows_the_letters_of_open_chats(bench: Callable[..., Any
 
 
 @run
+async def test_a_found_message_takes_one_line_that_shows_the_match(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        store = it.app.store
+        for number in range(9):
+            chat = store.create_chat(f"{number} a title of a chat that is as long as a title may be")
+            store.append(chat.id, "user", f"{'word ' * 30}needle {number} {'word ' * 30}")
+        await it.pilot.press("ctrl+o", *"needle")
+        await it.until(lambda: "needle 8" in it.screen_text())
+        shown = [line for line in it.screen_text().splitlines() if "a title of" in line]
+        assert len(shown) == 9 and all("needle" in line for line in shown)
+        assert "Type more" not in it.screen_text()
+        for number in range(50):
+            store.append(chat.id, "user", f"needle {number}")
+        await it.pilot.press("space")
+        await it.until(lambda: "These are the newest 50. Type more to find others" in it.screen_text())
+
+
+@run
 async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         store = it.app.store

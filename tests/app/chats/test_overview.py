@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from engine.api.request import Finish
 from minichat.features.chats.overview import ChatOverview, state_of
@@ -40,7 +41,7 @@ async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: 
         reply = await it.say("two")
         await it.pilot.press("alt+g")
         await it.until(lambda: it.app.context.part(ChatOverview).has_focus)
-        assert listed(it)[0] == "3 open, 2 running"
+        assert listed(it)[0] == "3 open, 2 replying"
         assert listed(it)[1].endswith("waiting")
         assert "waiting" not in listed(it)[2]
         reply.say("word", tokens=10)
@@ -112,13 +113,34 @@ async def test_a_long_list_scrolls_to_the_selected_line(bench: Callable[..., Any
         await open_chats(it, *(f"chat {number}" for number in range(20)))
         await it.pilot.press("alt+g")
         await it.until(lambda: any("chat 19" in line for line in listed(it)))
-        assert listed(it)[0] == "21 open, 0 running"
+        assert listed(it)[0] == "21 open, 0 replying"
         await it.pilot.press(*["up"] * 30)
         assert listed(it)[1].startswith(">") and "chat 19" not in "".join(listed(it))
         assert all(line.isascii() for line in listed(it))
         next(iter(it.app.chats)).rename("a very long title " * 9)
         await it.until(lambda: any("a very long" in line for line in listed(it)))
         assert it.screen_text().isascii()
+
+
+@run
+async def test_the_wheel_and_the_paging_keys_scroll_a_long_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await open_chats(it, *(f"chat {number}" for number in range(30)))
+        await it.pilot.press("alt+g")
+        await it.until(lambda: any("chat 29" in line for line in listed(it)))
+        overview = it.app.context.part(ChatOverview)
+        for _ in range(20):
+            overview.post_message(MouseScrollUp(overview, 5, 5, 0, -1, 0, False, False, False))
+        await it.until(lambda: listed(it)[1].strip().startswith("1 "))
+        assert sum("▸" in line for line in listed(it)) == 1
+        overview.post_message(MouseScrollDown(overview, 5, 5, 0, 1, 0, False, False, False))
+        await it.until(lambda: "4" in listed(it)[1].split())
+        await it.pilot.press("end")
+        await it.until(lambda: "▸31" in listed(it)[-1])
+        await it.pilot.press("pageup")
+        await it.until(lambda: "▸31" not in listed(it)[-1])
+        await it.pilot.press("home")
+        await it.until(lambda: "▸ 1" in listed(it)[1])
 
 
 @run

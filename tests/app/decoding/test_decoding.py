@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from engine.api.errors import BadParams
 from engine.api.events import TokenLogprob
@@ -205,6 +206,38 @@ def test_presets_are_recognized_and_leave_max_tokens_alone() -> None:
     assert (params.temperature, params.seed, params.max_tokens) == (1.2, 3, 9)
     assert preset_of(params, presets) is presets[1]
     assert preset_of(params.changed(top_k=3), presets) is None
+
+
+@run
+async def test_the_wheel_reaches_all_fields(bench: Callable[..., Any]) -> None:
+    async with bench((80, 16)) as it:
+        await it.pilot.press("f3")
+        knobs = it.drawer.knobs
+        for _ in range(30):
+            knobs.post_message(MouseScrollDown(knobs, 5, 5, 0, 1, 0, False, False, False))
+        await it.until(lambda: "speculation" in it.screen_text())
+        for _ in range(30):
+            knobs.post_message(MouseScrollUp(knobs, 5, 5, 0, -1, 0, False, False, False))
+        await it.until(lambda: "‹ default ›" in it.screen_text())
+
+
+@run
+async def test_the_key_bar_names_only_keys_that_the_field_uses(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        for name, wanted in (
+            ("temperature", ["Left Right change", "0-9 type"]),
+            ("preset", ["Left Right change"]),
+            ("strategy", ["Left Right change"]),
+            ("stop", ["a-z type"]),
+            ("grammar", ["Enter type"]),
+            ("speculate", ["Left Right change"]),
+        ):
+            with case(name):
+                row(it, name)
+                await it.pilot.pause()
+                shown = [f"{key.written} {key.label}" for key in it.main.keybar.keys]
+                assert [each for each in shown if each.endswith((" change", " type"))] == wanted
 
 
 @run

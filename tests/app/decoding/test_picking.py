@@ -10,9 +10,11 @@ import pytest
 
 from engine.api.errors import EngineError
 from engine.api.events import Delta, Queued, TokenLogprob
+from engine.api.layout import PromptLayout, TokenSpan
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.protocol import Prompt
 from minichat.session.resuming import tag_of
 from minichat.session.walk import start_walk
 from minichat.ui.monitor.owners import Owner
@@ -25,6 +27,12 @@ class Letters(FakeBackend):
     """Its tokens are characters; a request for one token always returns the same three candidates."""
 
     full = False
+    closes = False  # whether a template token follows the last message
+
+    async def layout(self, prompt: Prompt) -> PromptLayout:
+        found = await super().layout(prompt)
+        more = ((1,), (TokenSpan(-1),)) if self.closes else ((), ())
+        return PromptLayout(found.ids + more[0], found.places + more[1])
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         return [*map(chr, tokens)]
@@ -147,6 +155,25 @@ async def test_a_reply_of_an_earlier_session_is_read_again(bench: Callable[..., 
         await it.pilot.press("right", "up", "up", "enter")
         await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
         assert it.replies[-1].reply_prefix == (ord("a"), ord("a"))
+
+
+@run
+async def test_a_reply_that_is_read_again_keeps_the_token_that_ended_it(bench: Callable[..., Any]) -> None:
+    """Its head counts this token, too."""
+    async with bench(backend=letters()) as it:
+        reply = await it.say("go")
+        send(reply, "abc")
+        reply.send(Delta(reply.id, (1,), ""))
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+    backend = letters()
+    backend.closes = True
+    async with bench(backend=backend) as it:
+        await it.until(lambda: "4 tok" in it.screen_text())
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "token 1 of 4" in it.screen_text())
+        await it.pilot.press("end")
+        await it.until(lambda: "token 4 of 4" in it.screen_text())
 
 
 @run

@@ -25,6 +25,22 @@ async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_presets_with_the_same_values_do_not_stop_the_arrows(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        for name in ("first", "second"):
+            await it.pilot.press("ctrl+s", *name, "enter")
+            await it.until(lambda name=name: name in load_presets(it.app.paths.presets).own)
+        await it.until(lambda: "preset       ‹ first ›" in it.screen_text())
+        await it.pilot.press("right")
+        await it.until(lambda: "preset       ‹ greedy ›" in it.screen_text())
+        await it.pilot.press("left")
+        await it.until(lambda: "preset       ‹ first ›" in it.screen_text())
+        await it.pilot.press("shift+right")
+        await it.until(lambda: "preset       ‹ greedy ›" in it.screen_text())
+
+
+@run
 async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         own = load_presets(it.app.paths.presets).own

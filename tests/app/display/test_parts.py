@@ -5,6 +5,7 @@ import base64
 import re
 import threading
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -164,6 +165,21 @@ async def test_events_arrive_in_order_and_batched() -> None:
     hand_over(Event(3, 0.0))
     await asyncio.sleep(0)
     assert received == [[0, 1, 2], [3]]
+
+
+@run
+@pytest.mark.parametrize("tick", [0.0, 0.01])
+async def test_events_from_a_thread_are_handled_in_the_context_of_the_screen(tick: float) -> None:
+    """A timer that was started in a context without the app failed, and the token count stopped for good."""
+    place, seen = ContextVar("place", default="nowhere"), list[str]()
+    place.set("screen")
+    hand_over = Handover[Event](lambda _: seen.append(place.get()), tick)
+    for count in (1, 2):
+        threading.Thread(target=hand_over, args=(Event(0, 0.0),)).start()
+        async with asyncio.timeout(5):
+            while len(seen) < count:
+                await asyncio.sleep(0.001)
+    assert seen == ["screen"] * 2
 
 
 @run

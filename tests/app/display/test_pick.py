@@ -50,3 +50,47 @@ async def test_a_dialog_closes_only_itself_and_once(bench: Callable[..., Any]) -
         below.action_leave()
         await it.until(lambda: it.app.screen is it.main)
         assert taken == ["a"]
+
+
+@run
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
+@pytest.mark.parametrize("hint", ["", "type"])
+async def test_the_highlighted_line_and_the_note_are_visible(
+    bench: Callable[..., Any], size: tuple[int, int], hint: str
+) -> None:
+    async with bench(size) as it:
+        screen = PickScreen(
+            "words", lambda query: [Choice(Content(f"word {n}."), n) for n in range(40)], hint
+        )
+        it.app.push_screen(screen)
+        await it.until(lambda: "word 0." in it.screen_text())
+        await it.pilot.press(*["down"] * 39)
+        await it.until(lambda: "word 39." in it.screen_text())
+        screen.say("a note of two lines " * 4)
+        await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
+        await it.pilot.resize_terminal(60, 16)
+        await it.until(lambda: "word 39." in it.screen_text() and "a note" in it.screen_text())
+
+
+@run
+@pytest.mark.parametrize("size", [(40, 12), (80, 16), (80, 24)])
+async def test_a_text_of_many_lines_scrolls_to_the_cursor(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size) as it:
+        await it.pilot.press("alt+s")
+        await it.until(lambda: "System prompt" in it.screen_text())
+        for number in range(14):
+            await it.pilot.press(*f"line{number}", "enter")
+        await it.until(lambda: "line13" in it.screen_text())
+
+
+@run
+async def test_long_lines_are_cut_in_ascii(bench: Callable[..., Any]) -> None:
+    async with bench((40, 12), ascii=True) as it:
+        screen = PickScreen(
+            "words", lambda query: [Choice(Content(f"long {'x' * 60}"), n) for n in range(40)]
+        )
+        it.app.push_screen(screen)
+        await it.until(lambda: "long x" in it.screen_text())
+        assert it.screen_text().isascii()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from textual.containers import Vertical
+from textual.containers import VerticalScroll
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
@@ -337,7 +337,22 @@ async def test_a_snapshot_that_arrives_while_the_panel_closes_is_no_failure(
     async with bench((100, 30)) as it:
         await it.pilot.press("f8")
         await it.until(lambda: "Why this speed" in it.screen_text())
-        await it.app.screen.query_one(Vertical).remove()  # parts are removed before their screen
+        await it.app.screen.query_one(VerticalScroll).remove()  # parts are removed before their screen
         it.main.show_snapshot(snapshot())
         await it.pilot.press("escape")
         assert it.failures == []
+
+
+@run
+async def test_it_scrolls_where_it_does_not_fit(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([shot(StepTimes(launch=0.0125))])
+    async with bench((40, 12), backend=backend) as it:
+        await it.pilot.press("f8")
+        await it.until(lambda: "Up Down scroll  Esc close" in it.screen_text())
+        assert "steps/s" not in it.screen_text()
+        await it.pilot.press(*["down"] * 40)
+        await it.until(lambda: "steps/s" in it.screen_text())
+        await it.pilot.press("home")
+        await it.until(lambda: "Memory-bound" in it.screen_text())
+        await it.pilot.resize_terminal(120, 40)
+        await it.until(lambda: "steps/s" in it.screen_text() and "scroll" not in it.screen_text())

@@ -206,7 +206,7 @@ async def test_the_monitor_shows_the_owner_of_a_request_and_ends_it(bench: Calla
         reply = await it.say("hello")
         backend.emit(Admitted(1, 1.0, 0, 5))
         await it.until(lambda: "admitted" in it.screen_text())
-        await it.until(lambda: "1 running" in it.screen_text())
+        await it.until(lambda: "1 replying" in it.screen_text())
         assert it.main.engine.owners[0].letter == "A"
         await it.pilot.press("alt+m", "2", "P")
         await it.until(lambda: backend.updates == [(0, {"preempted": True})])

@@ -1,5 +1,7 @@
 """Prompts are measured before they are sent; a message that must fail is not sent."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,11 @@ import pytest
 from engine.api.errors import EngineError
 from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
+from minichat.session import attachments
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.fitting import PromptFit
+from minichat.ui import composing
+from minichat.ui.panes.prompt import Prompt
 from tests import impatient
 from tests.app.conftest import Bench, run, snapshot
 from tests.cases import SIZES
@@ -67,7 +72,7 @@ async def test_a_prompt_that_is_too_long_is_flagged_while_typing_and_not_sent(
 ) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)
-        it.main.prompt.put("x" * 63)
+        it.main.prompt.put(f"{'x' * 63}\n\n")  # without the empty lines, which are not sent
         await it.until(lambda: below(it) == "64 tokens; tiny takes 63")
         assert it.main.prompt.has_class("-fault")
         await it.pilot.press("enter")
@@ -198,6 +203,22 @@ def test_names_that_are_no_missing_files(text: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_pasted_code_with_many_names_is_compared_with_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1,500 names in a folder of as many, Enter did nothing for minutes."""
+    listed: list[str] = []
+    monkeypatch.setattr(attachments, "entries", lambda folder: listed.append(folder) or [])
+    assert [each.name for each in missing(" ".join(f"@gone{n}.py" for n in range(900)))] == [
+        "gone0.py",
+        "gone1.py",
+        "gone2.py",
+        "gone3.py",
+    ]
+    assert missing("@property " * 900) == ()
+    assert missing(" ".join(f"@decorator{n}" for n in range(900))) == ()
+    assert len(listed) < 60
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
     sentence = r"^nothing was sent: no such file: \./note\.txt; did you mean \./notes\.txt\?$"
     with pytest.raises(CannotAttach, match=sentence):
@@ -237,3 +258,28 @@ async def test_no_second_try_is_offered_for_files_that_are_refused(
         await it.until(lambda: it.notices())
         assert why in it.notices()[0] and "again" not in it.notices()[0]
         assert (it.main.prompt.text, it.replies) == (text, [])
+
+
+@run
+@pytest.mark.usefixtures("folder")
+async def test_quitting_does_not_wait_for_a_slow_folder(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message that was being checked is kept in the prompt."""
+    answers, asked = threading.Event(), threading.Event()
+
+    def stuck(*_: object) -> tuple[Missing, ...]:
+        asked.set()
+        answers.wait(20)
+        return ()
+
+    monkeypatch.setattr(composing, "missing", stuck)
+    try:
+        async with asyncio.timeout(15), bench() as it:
+            it.main.prompt.post_message(Prompt.Submitted("look at @gone.py"))  # a press would wait for it
+            await it.until(asked.is_set)
+            await it.app.end(0)
+            assert it.app.chats.active.chat.draft == "look at @gone.py"
+            assert it.replies == []
+    finally:
+        answers.set()

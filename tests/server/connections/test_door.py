@@ -257,18 +257,20 @@ class TestSockets:
         with pytest.raises(BadInput, match="port 70000"):
             tcp_socket("127.0.0.1", 70_000)
 
-    def test_tls_with_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("password", ["", "secret"])
+    def test_tls_with_files(self, password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
         if (openssl := shutil.which("openssl")) is None:
             pytest.skip("no openssl to make a certificate with")
-        words = (
-            f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
-        )
+        locked = f"-passout pass:{password}" if password else "-nodes"
+        files = f"-keyout {key} -out {certificate}"
+        words = f"req -x509 -newkey rsa:2048 {locked} -days 2 -subj /CN=localhost {files}"
         names = ["-addext", "subjectAltName=IP:127.0.0.1"]
         subprocess.run([openssl, *words.split(), *names], capture_output=True, check=True)
         host = EngineThread(dry())
         bound = tcp_socket("127.0.0.1", 0)
-        built = server(host, ServerConfig(name=MODEL, keys=(KEY,)), certificate=certificate, key=key)
+        config = ServerConfig(name=MODEL, keys=(KEY,))
+        built = server(host, config, certificate=certificate, key=key, password=password)
         thread = threading.Thread(target=built.run, args=([bound],), daemon=True)
         thread.start()
         assert becomes(lambda: built.started)
