@@ -79,17 +79,19 @@ class GpuPeers:
     def __init__(self, device: torch.device, nbytes: int) -> None:
         """`nbytes`: to lend."""
         self._device = device
-        self._opening: dict[bytes, Future[Tensor]] = {}
+        self._opening: dict[tuple[bytes, Lender], Future[Tensor]] = {}
         self.lent = _lent(device, nbytes) if nbytes else None
 
-    def opened(self, handle: bytes, nbytes: int) -> Tensor | None:
-        if (opening := self._opening.get(handle)) is None:
+    def opened(self, handle: bytes, nbytes: int, lender: Lender) -> Tensor | None:
+        key = handle, lender  # another process may have the same handle for other memory
+        self._opening = {each: opening for each, opening in self._opening.items() if each[1].alive}
+        if (opening := self._opening.get(key)) is None:
             thread = ThreadPoolExecutor(1, "gpu-memory")
-            opening = self._opening[handle] = thread.submit(opened_bytes, handle, nbytes, self._device)
+            opening = self._opening[key] = thread.submit(opened_bytes, handle, nbytes, self._device)
             thread.shutdown(wait=False)
         if not opening.done():
             return None
-        del self._opening[handle]
+        del self._opening[key]
         return opening.result()
 
 

@@ -17,7 +17,6 @@ from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
 from engine.api.events import Admitted, Event, PromptSent, RequestEvent, Transferred
 from engine.api.params import SamplingParams
-from engine.api.snapshot import EXCHANGE
 from engine.fleet.apart import ApartFleet
 from engine.fleet.fleet import NUMBERS
 from engine.fleet.local import start_apart_fleet
@@ -75,13 +74,15 @@ class Engines:
         return ", ".join([*sent, *(f"{each.blocks} loaded {each.error}" for each in loads), *cached])
 
     def sends(self, way: str) -> Callable[[], bool]:
-        """Whether a prompt's blocks go this way. They cannot until memory is pinned or opened."""
+        """Whether a prompt's blocks go this way and are loaded, once memory is pinned or opened."""
 
         def try_it() -> bool:
+            before = len(self.events)
             stream = self.fleet.submit(self.text(40), GREEDY)
             stream.result()
-            loaded = [each for each in self.events if isinstance(each, Transferred) and each.tier == EXCHANGE]
-            return any(each.way == way and each.sent for each in self.of(stream.id)) and bool(loaded)
+            loads = [each for each in self.events[before:] if isinstance(each, Transferred) and each.load]
+            loaded = any(each.request == stream.id and not each.error for each in loads)
+            return loaded and any(each.way == way and each.sent for each in self.of(stream.id))
 
         return try_it
 

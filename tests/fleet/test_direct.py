@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +19,13 @@ from engine.fleet.exchange import GpuPeers, exchange_tier, lent_bytes, why_not_d
 from engine.fleet.local import start_apart_fleet
 from engine.host.process import EngineProcess
 from engine.kv.store import KVStore, bits
+from engine.kv.tiers.lender import Lender
+from tests.tiers.lending import lending
 from tests.waiting import becomes
 
 HERE = torch.device("cuda", 0)
 TOTAL = 80 * 2**30
+OWN = Lender.of(os.getpid())
 
 
 @pytest.fixture(autouse=True)
@@ -90,11 +94,39 @@ def test_a_thread_opens_the_memory_of_others(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("engine.fleet.exchange.opened_bytes", opened)
     peers = GpuPeers(HERE, 0)
     assert peers.lent is None
-    assert (peers.opened(b"good", 32), peers.opened(b"bad", 32)) == (None, None)
+    assert (peers.opened(b"good", 32, OWN), peers.opened(b"bad", 32, OWN)) == (None, None)
     may_open.set()
-    assert becomes(lambda: peers.opened(b"good", 32) is memory)
+    assert becomes(lambda: peers.opened(b"good", 32, OWN) is memory)
     with pytest.raises(EngineError, match="simulated failure"):
-        becomes(lambda: peers.opened(b"bad", 32))
+        becomes(lambda: peers.opened(b"bad", 32, OWN))
+
+
+def test_memory_of_a_process_that_dies_while_it_is_opened_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later process may have the same handle."""
+    may_open, opened = threading.Event(), list[weakref.ref[torch.Tensor]]()
+
+    def new(handle: bytes, nbytes: int, device: torch.device) -> torch.Tensor:
+        assert may_open.wait(10)
+        memory = torch.full((8,), float(len(opened)))
+        opened.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr("engine.fleet.exchange.opened_bytes", new)
+    peers = GpuPeers(HERE, 0)
+    with lending() as process:
+        assert peers.opened(b"handle", 64, Lender.of(process.pid)) is None
+    may_open.set()
+    assert becomes(lambda: opened)
+    peers.opened(b"another", 64, OWN)
+    assert becomes(lambda: opened[0]() is None)
+
+    def first() -> float | None:
+        memory = peers.opened(b"handle", 64, OWN)
+        return None if memory is None else float(memory[0])
+
+    assert becomes(lambda: (found := first()) is not None and found > 0), "the later process's memory"
 
 
 def test_without_gpu_memory_blocks_go_through_the_host(

@@ -13,6 +13,7 @@ from engine.api.errors import BadInput
 from engine.api.events import Admitted, Event, Transferred
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
+from engine.distributed.memory import anonymous, mapped
 from engine.kv.host_memory import Pairs
 from engine.kv.tiers.exchange import ExchangeTier
 from engine.kv.tiers.segment import Peers
@@ -50,6 +51,12 @@ class Shared:
 
     def __init__(self, slots: int, senders: int = 1) -> None:
         self.memory, self.senders = np.zeros(senders * (3 + slots) * _PAGE, np.uint8), senders
+
+    def in_file(self) -> int:
+        """The file that has the memory from now on."""
+        file = anonymous(len(self.memory))
+        self.memory = np.frombuffer(mapped(file, len(self.memory)), np.uint8)
+        return file
 
     def engine(
         self, own: int | None, peers: Peers | None = None, **config: object

@@ -4,10 +4,9 @@ import gc
 import itertools
 import logging
 import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import cycle
 from unittest.mock import patch
 
@@ -18,16 +17,17 @@ from hypothesis import strategies as st
 
 from engine.api.events import log
 from engine.api.params import SamplingParams
-from engine.distributed.memory import anonymous, mapped
 from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.segment import Lent, clear
 from engine.kv.tiers.tier import Transfer
-from engine.serving.engine import Engine
 from tests.engine.byte_tier import DelayedTransfer
 from tests.engine.ledger import LedgerBlocks, alone
 from tests.examples import examples
 from tests.outputs import Output
+from tests.tiers.lending import end, lending
 from tests.tiers.test_exchange import LedgerForm, Shared, begin, compute, prompt, reply
+
+HANDLE = bytes(63) + b"1"
 
 
 class Devices:
@@ -48,6 +48,11 @@ class Devices:
     def reader(self) -> "Device":
         return Device(self, None)
 
+    def taken(self) -> None:
+        """Other processes write to all of it."""
+        for memory in self.lent.values():
+            memory[:] = 99
+
     def kept(self) -> int:
         """How many openings have not been given back."""
         gc.collect()
@@ -56,13 +61,13 @@ class Devices:
 
 class Device:
     def __init__(self, devices: Devices, lent: Lent | None) -> None:
-        self.lent, self._devices, self._looks = lent, devices, 0
+        self.lent, self._devices, self.looks = lent, devices, 0
 
-    def opened(self, handle: bytes, nbytes: int) -> np.ndarray | None:
+    def opened(self, handle: bytes, nbytes: int, lender: Lender) -> np.ndarray | None:
         if self._devices.failing:
             raise OSError("simulated failure")
-        self._looks += 1
-        if self._looks <= self._devices.late:
+        self.looks += 1
+        if self.looks <= self._devices.late:
             return None
         opening = Opening(self._devices.lent[handle][:nbytes])
         self._devices.opened.append(weakref.ref(opening))
@@ -160,9 +165,7 @@ def test_a_dead_senders_memory_is_given_back(caplog: pytest.LogCaptureFixture) -
     """The fleet clears its segment. A copy that runs keeps the memory until its end."""
     caplog.set_level(logging.ERROR, log.name)  # a traceback that is kept would keep the copy
     shared, devices = Shared(64), Devices()
-    size = len(shared.memory)
-    file = anonymous(size)
-    shared.memory = np.frombuffer(mapped(file, size), np.uint8)
+    file = shared.in_file()
     (sender, _), (receiver, tier) = shared.engine(0, devices.sender()), shared.engine(None, devices.reader())
     text, output = prompt(0, 100), Output()
     compute(sender, text)
@@ -170,7 +173,7 @@ def test_a_dead_senders_memory_is_given_back(caplog: pytest.LogCaptureFixture) -
         receiver.submit(text, SamplingParams(max_tokens=4, seed=0), output)
         receiver.step()
     assert receiver.scheduler.transfers.loading
-    clear(file, 0, size)
+    clear(file, 0, len(shared.memory))
     os.close(file)
     assert tier.holds([b"any"]) == 0
     assert devices.kept() == 1, "it is being copied"
@@ -191,19 +194,17 @@ def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
     """Its memory may have become another's before the copy has ended. Its segment is not cleared yet."""
     caplog.set_level(logging.ERROR, log.name)  # a traceback that is kept would keep the copy
     shared, devices, text = Shared(64), Devices(), prompt(0, 100)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with lending() as process:
         sender, _ = shared.engine(0, devices.sender(pid=process.pid))
         receiver, _ = shared.engine(None, devices.reader())
         compute(sender, text)
 
-        def end() -> None:
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
-            for memory in devices.lent.values():
-                memory[:] = 99
+        def kill() -> None:
+            end(process, reaped=reaped)
+            devices.taken()
 
         def moved(blocks: LedgerBlocks, work: Callable[[], None]) -> Transfer:
-            works = [end, work] if first == "the end" else [work, end]
+            works = [kill, work] if first == "the end" else [work, kill]
             return DelayedTransfer(lambda: [each() for each in works] and None, 1)
 
         with patch.object(LedgerBlocks, "move", moved):
@@ -213,16 +214,45 @@ def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
         assert reply(receiver, prompt(1, 100)) == (alone(prompt(1, 100), 4), 0)
 
 
-def test_a_handle_that_another_process_has_again_is_opened_again() -> None:
+@pytest.mark.parametrize("seen", ["nothing", "the kill", "the end", "both"])
+@pytest.mark.parametrize("late", [0, 4])
+@pytest.mark.parametrize("handle", [HANDLE, b""], ids=["same handle", "other handle"])
+def test_after_a_kill_nothing_is_found_until_the_restarted_sender_has_lent_its_memory(
+    seen: str, late: int, handle: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`seen`: when the receiver looks: before the fleet clears the segment, or after that."""
+    caplog.set_level(logging.ERROR, log.name)  # a traceback that is kept would keep the copy
     shared, devices = Shared(64), Devices()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        receiver, _ = shared.engine(None, devices.reader())
-        for pid in (os.getpid(), process.pid):
-            sender, _ = shared.engine(0, devices.sender(pid=pid, handle=bytes(63) + b"1"))
-            text = prompt(pid % 10, 100)
+    file, reader = shared.in_file(), devices.reader()
+    receiver, tier = shared.engine(None, reader)
+    texts = [prompt(first, 100) for first in range(4)]
+    with lending() as process:
+        sender, _ = shared.engine(0, devices.sender(pid=process.pid, handle=HANDLE))
+        for text in texts:
             compute(sender, text)
-            assert reply(receiver, text) == (alone(text, 4), 96)
-        process.kill()
+        assert reply(receiver, texts[0]) == (alone(texts[0], 4), 96)
+        end(process)
+        devices.taken()
+    for text in texts[1:3] if seen in ("the kill", "both") else []:
+        assert reply(receiver, text) == (alone(text, 4), 0)
+        assert (tier.size, devices.kept()) == (0, 0)
+    clear(file, 0, len(shared.memory))
+    os.close(file)
+    if seen in ("the end", "both"):
+        assert reply(receiver, texts[3]) == (alone(texts[3], 4), 0)
+        assert (tier.size, devices.kept()) == (0, 0)
+    devices.late = reader.looks + late
+    with lending() as process:
+        sender, other = shared.engine(0, devices.sender(pid=process.pid, handle=handle))
+        found = list[int]()
+        for first in range(5, 5 + late + 1):
+            text = prompt(first, 100)
+            compute(sender, text)
+            tokens, cached = reply(receiver, text)
+            assert tokens == alone(text, 4)
+            found.append(cached)
+    assert (found[0], found[-1]) == (0 if late else 96, 96)
+    assert (other.way, devices.kept()) == ("gpu", 1)
 
 
 def test_closed_engines_keep_nothing_of_others() -> None:
@@ -245,7 +275,8 @@ JOBS = st.lists(
         st.integers(0, 3),  # which prompt
         st.integers(1, 120),  # tokens of it
         st.integers(0, 12),  # steps of the sender before the receiver begins
-        st.sampled_from([None, None, None, 0, 2, 5]),  # steps after which the sender dies
+        st.sampled_from([None, None, None, 0, 2, 5]),  # steps after which the sender is killed
+        st.sampled_from([0, 1, 4]),  # steps until another one is started
     ),
     min_size=1,
     max_size=8,
@@ -259,47 +290,67 @@ OPENS = st.sampled_from(
 @examples(60)
 @given(JOBS, COPIES, st.sampled_from([4, 12, 64]), OPENS)
 def test_replies_are_those_of_one_engine(
-    jobs: list[tuple[int, int, int, int, int | None]],
+    jobs: list[tuple[int, int, int, int, int | None, int]],
     copies: list[tuple[int, bool]],
     slots: int,
     opens: tuple[int, int | None],
 ) -> None:
-    """Senders die in the middle and start again with other memory; copies take a while, overtake each other,
-    or fail; memory is opened late, or cannot be opened.
+    """Senders are killed in the middle, others take their memory, and they start again, with the same handle
+    for other memory; copies take a while, overtake each other, or fail; memory is opened late, or never.
     """
     shared, devices, coming = Shared(64, senders=2), Devices(), cycle(copies)
     devices.late, breaks = opens
-
-    def start(own: int) -> Engine:
-        return shared.engine(own, devices.sender(slots), step_tokens=32)[0]
-
-    senders = [start(own) for own in (0, 1)]
     receiver, _ = shared.engine(None, devices.reader(), depth=1)
 
     def moved(self: LedgerBlocks, work: Callable[[], None]) -> Transfer:
         looks, fails = next(coming)
         return DelayedTransfer(_broken if fails else work, looks)
 
-    with patch.object(LedgerBlocks, "move", moved):
-        for at, (own, first, length, steps, dies) in enumerate(jobs):
+    with ExitStack() as held, patch.object(LedgerBlocks, "move", moved):
+        senders = [Sender(shared, devices, own, slots, held) for own in (0, 1)]
+        for at, (own, first, length, steps, dies, pause) in enumerate(jobs):
             devices.failing = breaks is not None and at >= breaks
-            text, output = prompt(first, length), Output()
-            begin(senders[own], text, 0, lambda blocks: None)
+            sender, text, output = senders[own], prompt(first, length), Output()
+            begin(sender.engine, text, 0, lambda blocks: None)
             for _ in range(steps):
-                senders[own].step()
+                sender.engine.step()
             receiver.submit(text, SamplingParams(max_tokens=4, seed=0), output)
             for step in itertools.count():
                 if step == dies:
-                    senders[own] = start(own)
-                if not (busy := [each for each in (*senders, receiver) if each.busy]):
+                    sender.kill()
+                if dies is not None and step == dies + pause:
+                    sender.start()
+                running = [receiver, *(each.engine for each in senders if each.alive)]
+                if not (busy := [each for each in running if each.busy]):
                     break
                 for each in busy:
                     each.step()
                     each.scheduler.check()
             assert output.tokens == alone(text, 4)
-    for engine in (*senders, receiver):
-        engine.scheduler.check()
-        assert engine.scheduler.pool.in_use == 0
+            if not sender.alive:
+                sender.start()
+        for engine in (receiver, *(each.engine for each in senders)):
+            engine.scheduler.check()
+            assert engine.scheduler.pool.in_use == 0
+
+
+class Sender:
+    """An engine that lends memory of a process that can be killed."""
+
+    def __init__(self, shared: Shared, devices: Devices, own: int, slots: int, held: ExitStack) -> None:
+        self._shared, self._devices, self._own, self._slots = shared, devices, own, slots
+        self._held, self._handle = held, bytes(63) + bytes([own])
+        self.start()
+
+    def start(self) -> None:
+        self._process = self._held.enter_context(lending())
+        device = self._devices.sender(self._slots, self._process.pid, self._handle)
+        self.engine, self.alive = self._shared.engine(self._own, device, step_tokens=32)[0], True
+
+    def kill(self) -> None:
+        end(self._process)
+        self._devices.lent[self._handle][:] = 99
+        self.alive = False
 
 
 def _broken() -> None:

@@ -58,7 +58,7 @@ class Peers(Protocol):
 
     lent: Lent | None  # of this engine's own; None: its blocks go through host memory
 
-    def opened(self, handle: bytes, nbytes: int) -> Any:
+    def opened(self, handle: bytes, nbytes: int, lender: Lender) -> Any:
         """Another engine's memory, as bytes; None while it is being opened. Raises if that fails."""
 
 
@@ -188,7 +188,7 @@ class Segment:
         if lender is not None and not lender.alive:
             return False
         key = handle, lender  # another process may have the same handle for other memory
-        if not nbytes:
+        if lender is None:
             if not self._ready():
                 return False
             self._opened = key, None
@@ -196,7 +196,7 @@ class Segment:
             return False
         elif key != self._opened[0]:
             try:
-                device = self._open(handle, nbytes)
+                device = self._open(handle, nbytes, lender)
             except (OSError, RuntimeError, EngineError) as error:
                 log.warning("the GPU memory of an engine that sends blocks cannot be opened: %s", error)
                 header[_REFUSED] = generation
@@ -209,10 +209,10 @@ class Segment:
         self.generation, self.seen = generation, 0
         return True
 
-    def _open(self, handle: bytes, nbytes: int) -> Any:
+    def _open(self, handle: bytes, nbytes: int, lender: Lender) -> Any:
         if self._peers is None:
             raise OSError("this engine has no GPU")
-        return self._peers.opened(handle, nbytes)
+        return self._peers.opened(handle, nbytes, lender)
 
 
 def clear(file: int, number: int, nbytes: int) -> None:
