@@ -273,7 +273,7 @@ def test_an_engine_for_prompts_that_hangs_costs_no_reply(
     """Its requests wait for a while, later ones not at all, until it goes on."""
     monkeypatch.setattr("engine.fleet.answers.WITHIN", 0.5)
     monkeypatch.setattr("engine.fleet.answers.PERIOD", 0.05)
-    fresh = itertools.count(700)
+    fresh = itertools.count(750)
 
     def replied() -> list[Event]:
         text = prompt(next(fresh), 100)
