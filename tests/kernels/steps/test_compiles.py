@@ -144,7 +144,7 @@ def active(fake: FakeDriver) -> Iterator[None]:
 
 @pytest.fixture
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """The shared memory of each launched kernel's programs, on a Hopper or the GPU of the requested capability."""
+    """The shared memory of each launched kernel's programs, on a Hopper or the requested GPU."""
     from triton.runtime.jit import JITFunction
 
     from engine.attention import graph_work, triton_backend
