@@ -11,7 +11,7 @@ from engine.api.config import EngineConfig
 from engine.distributed.collective import Exchanged
 from engine.distributed.groups import clocks
 from engine.distributed.rank_meters import RankMeters
-from engine.distributed.stages import PipelineLink
+from engine.distributed.stages import PipelineLink, near_stages
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def links() -> Iterator[tuple[PipelineLink, PipelineLink]]:
     made = dict[int, PipelineLink]()
 
     def connect(rank: int) -> None:
-        made[rank] = PipelineLink(rank, config, CPU, meeting)
+        made[rank] = PipelineLink(rank, config, CPU, near_stages(rank, config, CPU, meeting))
 
     other = threading.Thread(target=connect, args=(1,))
     other.start()
