@@ -13,6 +13,7 @@ _WINDOW = 1.0  # seconds that a rate covers
 _LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
+_PAUSE, _PAUSE_STEPS = 1.0, 20  # a pause takes more than these seconds, and than these mean steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -27,6 +28,7 @@ class Meters:
         # start, end, rows, prefill tokens, decode tokens
         self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
         self._means = [0.0, 0.0, 0.0, 0.0]
+        self._paused = False  # the newest step seemed to include a pause
         self._evictions = (-_WINDOW, 0)  # time of the last report, and the count reported
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
@@ -41,12 +43,23 @@ class Meters:
 
     def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
         """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
+        self.iteration_tokens.observe(step.tokens)
+        self._paused = not self._paused and not prefill and self._has_pause(sum(spent))
+        if self._paused:
+            return
         began = at - sum(spent[:3])  # commit time counts toward the next step
         self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
-        self.iteration_tokens.observe(step.tokens)
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
+
+    def _has_pause(self, seconds: float) -> bool:
+        """Whether the process was probably stopped during a step: Ctrl+Z, or a machine that slept.
+
+        A slow step without a prompt is one, unless the step before was slow, too.
+        """
+        usual = sum(self._means)
+        return 0 < _PAUSE_STEPS * usual < seconds and seconds > _PAUSE
 
     def evicted(self, now: float, count: int) -> int:
         """The evictions to report now, given the total; at most one report a second."""

@@ -31,6 +31,11 @@ def things_to_try(model: str, *, template: bool) -> tuple[str, ...]:
     return _LARGER if template else _WITHOUT_TEMPLATE
 
 
+def is_dry(snapshot: Snapshot) -> bool:
+    """Whether the engine has no weights and no device: its replies are invented."""
+    return snapshot.device == "none"
+
+
 def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> str:
     """A sentence on the device and its memory, the terminal, and the size of the cache."""
     free = snapshot.memory.get("device_free", 0)
@@ -50,4 +55,4 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> st
 def _device(snapshot: Snapshot) -> str:
     if snapshot.on_cpu:
         return "a CPU and no GPU"
-    return "a dry-run engine" if snapshot.device == "none" else f"GPU {snapshot.device}"
+    return "a dry-run engine" if is_dry(snapshot) else f"GPU {snapshot.device}"

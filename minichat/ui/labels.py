@@ -7,6 +7,7 @@ from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import ScreenCommand
+from minichat.models.welcome import is_dry
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
@@ -85,6 +86,8 @@ def greeting(
 
 def facts(shot: Snapshot) -> str:
     """The model, its dtype or quantization, and the device."""
+    if is_dry(shot):
+        return f"{shot.model}  dry run, no weights"
     form = shot.dtype if shot.quantization == "none" else shot.quantization
     return f"{shot.model}  {form}  {shot.device}"
 

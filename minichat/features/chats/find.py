@@ -38,9 +38,14 @@ class FindBar(Horizontal):
     def on_mount(self) -> None:
         self.watch(self._pane.head, "figures", self._show_place)  # they change as a reply grows
 
-    def open(self) -> None:
+    def open(self, text: str = "", message: int | None = None) -> None:
+        """Open the bar, maybe at the first hit of a text in a message."""
         self._pane.read_older(self._pane.conversation.chat.earlier)
         self.display = True
+        if text:
+            with self.prevent(Input.Changed):
+                self.field.value = text
+            self._pane.transcript.find(text, message)
         self._show_place()
         self.field.focus()
 
@@ -86,13 +91,13 @@ class FindCloser:
         return bool(opened)
 
 
-def find(context: Context) -> None:
+def find(context: Context, text: str = "", message: int | None = None) -> None:
     context.panels.show_chat()
     pane = context.workspace.pane
     if bars := pane.query(FindBar):
-        bars.first().open()
+        bars.first().open(text, message)
     else:
-        pane.call_later(lambda: pane.query_one(FindBar).open())  # once the new pane has its bars
+        pane.call_later(lambda: pane.query_one(FindBar).open(text, message))  # once the new pane has its bars
 
 
 FIND = Feature(

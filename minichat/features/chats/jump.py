@@ -1,6 +1,9 @@
-"""Ctrl+O: all chats, to go to or delete. The text typed is searched for in every message."""
+"""Ctrl+O: all chats, to go to or delete. The text typed is searched for in every message.
 
-from typing import ClassVar
+A message that was found is shown with the match marked, in the bar of Ctrl+F.
+"""
+
+from typing import ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -8,6 +11,7 @@ from textual.widgets import Input, OptionList
 
 from minichat.chats.search import SearchHit
 from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
+from minichat.features.chats.find import find
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
@@ -24,8 +28,16 @@ _HIT_TITLE, _HIT_BEFORE = (
 _DELETE = "chat.delete"
 
 
-class JumpScreen(PickScreen[int]):
-    """Lists open chats first. Returns the chat to go to."""
+class Target(NamedTuple):
+    """A chat, and the message and the text in it that were found."""
+
+    chat: int
+    message: int | None = None
+    text: str = ""
+
+
+class JumpScreen(PickScreen[Target]):
+    """Lists open chats first. Returns where to go."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(DELETE_KEY, "delete", show=False, id=_DELETE)]
 
@@ -41,10 +53,10 @@ class JumpScreen(PickScreen[int]):
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
         if chosen is not None:
-            chat = self._store.chat(chosen.value)
+            chat = self._store.chat(chosen.value.chat)
             ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
 
-    def _fitting(self, query: str) -> list[Choice[int]]:
+    def _fitting(self, query: str) -> list[Choice[Target]]:
         self.say("")
         if query.strip():
             hits = self._store.search(query, _FOUND)
@@ -53,12 +65,13 @@ class JumpScreen(PickScreen[int]):
             elif len(hits) == _FOUND:
                 self.say(f"These are the newest {_FOUND}. Type more to find others")
             return [
-                self._choice(hit.chat, self._letter(hit.chat), hit.title, *self._excerpt(hit)) for hit in hits
+                self._choice(_target(hit, query), self._letter(hit.chat), hit.title, *self._excerpt(hit))
+                for hit in hits
             ]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
             self._choice(
-                each.id,
+                Target(each.id),
                 each.letter,
                 each.title,
                 Content("closed" if each.closed_at else plural(each.messages, "message")),
@@ -82,21 +95,32 @@ class JumpScreen(PickScreen[int]):
         return (self._cut + text[start:] if start else text), min(_HIT_TITLE, self.app.size.width // 4)
 
     def _choice(
-        self, chat_id: int, letter: str, title: str, note: Content, cells: int = _TITLE
-    ) -> Choice[int]:
+        self, target: Target, letter: str, title: str, note: Content, cells: int = _TITLE
+    ) -> Choice[Target]:
         label = shortened(Content(titled(title)), cells, self._cut)
         head = (f" {letter.upper():2} ", "bold")
-        return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), chat_id)
+        return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
+
+
+def _target(hit: SearchHit, query: str) -> Target:
+    """What to find in the message: the query, or its first word there if the words are apart."""
+    words = query.strip()
+    if hit.marks and words.casefold() not in hit.snippet.casefold():
+        start, end = hit.marks[0]
+        words = hit.snippet[start:end]
+    return Target(hit.chat, hit.message, words)
 
 
 def jump(context: Context) -> None:
-    async def take(chat_id: int | None) -> None:
-        if chat_id is None:
+    async def take(target: Target | None) -> None:
+        if target is None:
             return
-        if conversation := context.chats.of(chat_id):
+        if conversation := context.chats.of(target.chat):
             context.workspace.go_to(conversation)
         else:
-            await reopen(context, chat_id)
+            await reopen(context, target.chat)
+        if target.message is not None:
+            find(context, target.text, target.message)
 
     context.app.push_screen(JumpScreen(context), take)
 

@@ -19,6 +19,7 @@ from textual.widgets.option_list import Option
 
 from engine.api.snapshot import SchemeView, Snapshot
 from minichat.models.progress import size
+from minichat.models.welcome import is_dry
 from minichat.plural import plural
 from minichat.ui.dialogs.options import Options
 from minichat.ui.marks import UNICODE, Marks
@@ -226,6 +227,8 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
 
 def scheme(shot: Snapshot) -> tuple[Row, ...]:
+    if is_dry(shot):
+        return ("model", shot.model, None), ("weights", "none (dry run)", None)
     if shot.quantization == "none":
         weights: tuple[Row, ...] = (("weights", f"{shot.dtype}, not quantized", None),)
     else:

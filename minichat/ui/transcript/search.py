@@ -13,18 +13,25 @@ class Search:
     def __init__(self, view: View, painter: Painter, window: Viewport) -> None:
         self._view, self._painter, self._window = view, painter, window
 
-    def begin(self, text: str) -> bool:
-        """Start a search from the first visible line. Return False if there is no hit."""
+    def begin(self, text: str, message: int | None = None) -> bool:
+        """Start a search from a message, or the first visible line. Return False if there is no hit."""
         if not text or not self._view.entries:
             self.end()
             return False
+        find = self._painter.find = Find(self._view, text)
+        found = find.start(*self._start(message))
+        self._show()
+        return found
+
+    def _start(self, message: int | None) -> tuple[int, int]:
+        """The index of an entry, and the offset in its text."""
+        for index, entry in enumerate(self._view.entries):
+            if entry.message.id == message:
+                return index, 0
         top = self._view.place(self._window.top)
         leaf = self._painter.leaf(top)
         in_body = leaf is not None and top.spot.part == EntryPart.BODY
-        find = self._painter.find = Find(self._view, text)
-        found = find.start(self._view.index(top.entry), leaf.start if leaf and in_body else 0)
-        self._show()
-        return found
+        return self._view.index(top.entry), leaf.start if leaf and in_body else 0
 
     def step(self, by: int) -> bool:
         """Go to the next hit, or with -1 to the previous one."""

@@ -374,9 +374,9 @@ class Transcript(ScrollView, can_focus=True):
 
     # Search
 
-    def find(self, text: str) -> bool:
-        """Highlight a text and go to the first hit from the top line on. Return False if there is none."""
-        found = self._search.begin(text)
+    def find(self, text: str, message: int | None = None) -> bool:
+        """Highlight a text and go to its first hit from a message or the top line on, if there is one."""
+        found = self._search.begin(text, message)
         self.refresh()
         return found
 

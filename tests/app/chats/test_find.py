@@ -56,6 +56,42 @@ async def test_it_replaces_what_covers_the_chat(bench: Callable[..., Any], opene
 
 
 @run
+@pytest.mark.parametrize("state", ["active", "open", "closed"])
+async def test_a_message_found_in_all_chats_is_shown_where_it_matches(
+    bench: Callable[..., Any], state: str
+) -> None:
+    async with bench() as it:
+        store = it.app.store
+        chat = store.create_chat("long")
+        for number in range(120):
+            what = "a needle" if number in (7, 60) else "nothing"
+            store.append(chat.id, "user", f"Here is {what}: {number}" + "\n\nhay" * 20)
+        store.close_chat(chat.id)
+        if state != "closed":
+            it.main.follow_chat(it.app.chats.reopen(chat.id))
+        if state == "open":
+            await it.pilot.press("alt+1")
+        await it.pilot.press("ctrl+o", *"needle")
+        await it.until(lambda: "a needle: 7 " in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: "Here is a needle: 7" in it.screen_text() and find_bar(it).endswith("1 of 2"))
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        assert "Here is a needle: 7" in it.screen_text()
+
+
+@run
+async def test_separate_words_found_in_all_chats_are_marked_by_the_first(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        for text in ("Some hay", "Hay and a Needle", "hay", "more hay"):
+            await it.answered(await it.say(text), "hay" + "\n\nhay" * 20)
+        await it.pilot.press("ctrl+o", *"needle hay")
+        await it.until(lambda: "Hay and a Needle" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: " find Hay " in it.screen_text() and "Hay and a Needle" in it.screen_text())
+
+
+@run
 async def test_it_counts_hits_and_updates_while_open(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")

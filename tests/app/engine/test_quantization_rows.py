@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from engine.api.snapshot import Change, RankView, SchemeView, TierView
 from minichat.features.quantization.drawer import memory, room, scheme, schemes
+from minichat.ui.labels import facts
 from tests.app.conftest import snapshot
 from tests.app.engine.test_quantization import MEMORY
 
@@ -34,3 +35,11 @@ def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     ranks = tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), device="cpu", ranks=ranks))}
     assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
+
+
+def test_a_dry_run_has_neither_weights_nor_a_device() -> None:
+    """As `engine.dry` reports it."""
+    shot = replace(snapshot(), model="tiny (dry)", dtype="none", device="none", kv_dtype="")
+    assert facts(shot) == "tiny (dry)  dry run, no weights"
+    shown = [row[:2] for row in scheme(shot)]
+    assert shown == [("model", "tiny (dry)"), ("weights", "none (dry run)")]

@@ -11,11 +11,15 @@ from engine.serving.meters import Meters
 def meters_after(*ends: float, takes: float, rows: int = 2) -> Meters:
     """Return meters after steps of `rows` decodes that end at these times and take `takes` seconds each."""
     meters = Meters()
-    for step, at in enumerate(ends):
-        row_of = [StepRow(each, each, 10, 1, True) for each in range(rows)]
-        one = Step(step, Rows.of(row_of), np.zeros(rows, np.int64), rows)
-        meters.step(at, one, 0, (0.0, takes / 2, takes / 2, 0.0))
+    for at in ends:
+        add_step(meters, at, takes, rows)
     return meters
+
+
+def add_step(meters: Meters, at: float, takes: float, rows: int = 2, prefill: int = 0) -> None:
+    row_of = [StepRow(each, each, 10, 1, True) for each in range(rows)]
+    one = Step(0, Rows.of(row_of), np.zeros(rows, np.int64), rows + prefill)
+    meters.step(at, one, prefill, (0.0, takes / 2, takes / 2, 0.0))
 
 
 def test_rates_at_the_start_are_not_averaged_with_idle_time() -> None:
@@ -49,3 +53,23 @@ def test_steps_are_counted_by_their_tokens_until_a_reset() -> None:
     assert (sum(counted.counts), counted.total) == (2, 6)
     meters.reset()
     assert meters.iteration_tokens.view().total == sum(meters.iteration_tokens.view().counts) == 0
+
+
+def test_a_pause_of_the_process_is_not_part_of_a_step() -> None:
+    """SIGTSTP and fg: the step in flight seems to take as long as the pause."""
+    meters = meters_after(10.1, 10.2, takes=0.01)
+    add_step(meters, 70.2, takes=60.0)
+    assert meters.times().total == pytest.approx(0.01)
+    add_step(meters, 70.3, takes=0.01)
+    assert meters.times().total == pytest.approx(0.01)
+    assert meters.rates(70.3).steps == pytest.approx(20)
+
+
+def test_steps_that_stay_slow_are_counted_and_so_are_slow_prompts() -> None:
+    meters = meters_after(10.1, 10.2, takes=0.01)
+    add_step(meters, 12.2, takes=2.0)
+    add_step(meters, 14.2, takes=2.0)
+    assert meters.times().total == pytest.approx(0.01 + 0.1 * 1.99)
+    meters = meters_after(10.1, 10.2, takes=0.01)
+    add_step(meters, 12.2, takes=2.0, prefill=4096)
+    assert meters.times().total == pytest.approx(0.01 + 0.1 * 1.99)
