@@ -9,7 +9,7 @@ from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, ChatLine, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
-from minichat.chats.search import SearchHit, snippet
+from minichat.chats.search import SearchHit, found_in, snippet
 
 PAGE = 20  # messages of a chat to load at first
 END = 2**63 - 1  # larger than any id
@@ -151,7 +151,10 @@ def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
 def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> SearchHit:
     line, marks = snippet(row["text"], words)
     closed = row["closed_at"] is not None
-    return SearchHit(row["chat"], row["title"], closed, row["message"], row["role"], row["at"], line, marks)
+    found = found_in(row["text"], words)
+    return SearchHit(
+        row["chat"], row["title"], closed, row["message"], row["role"], row["at"], line, marks, found
+    )
 
 
 def _changeable(message: Message) -> tuple[str | None, ...]:

@@ -18,6 +18,7 @@ class SearchHit:
     at: float
     snippet: str
     marks: tuple[tuple[int, int], ...]  # positions of the words in the snippet
+    found: str  # what to look for in the message
 
 
 def words_of(query: str) -> tuple[str, ...]:
@@ -38,3 +39,9 @@ def snippet(text: str, words: tuple[str, ...]) -> tuple[str, tuple[tuple[int, in
     line = " ".join(text[start:end].split())
     line = f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
     return line, tuple(match.span() for match in pattern.finditer(line))
+
+
+def found_in(text: str, words: tuple[str, ...]) -> str:
+    """What to look for: all words if they are side by side, else the one that comes first."""
+    together, folded = " ".join(words), text.casefold()
+    return together if together in folded else min(words, key=folded.find)

@@ -35,6 +35,7 @@ class Trace:
     reply: int  # id of the message being written
     tokens: list[int] = field(default_factory=list)  # of the reply, as received
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by index of these tokens, if requested
+    former: set[int] = field(default_factory=set)  # of `logprobs`, those from before a conversion
     begins: int = 0  # index in the raw text at which the answer begins, after the reasoning
     shown: int = 0  # characters of the answer
     adapter: str = ""  # that computes it

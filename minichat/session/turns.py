@@ -12,6 +12,7 @@ from minichat.clients.protocol import Prompt, Reply
 from minichat.plural import plural
 from minichat.session.services import ChatServices
 
+_REPLY = 8  # a reply needs no more than this fraction of the context
 Parts = tuple[tuple[int, int], ...]  # of the prompt: message id (-1: none) and length
 
 
@@ -28,7 +29,7 @@ def prompt_of(chat: Chat, store: Store, *, template: bool, left_out: int = 0) ->
 
 
 class Reading:
-    """How far back the model reads: from the start of the chat until it outgrows the context.
+    """How far back the model reads: from the chat's start until it, or the next reply, outgrows the context.
 
     Then the older half is left out, and so on. So the start of the prompt stays the same for many turns, and
     stays in the prefix cache.
@@ -37,6 +38,7 @@ class Reading:
     def __init__(self, chat: Chat, services: ChatServices[Any]) -> None:
         self._chat, self._services = chat, services
         self.left_out = 0  # messages at the start
+        self.context = 0  # tokens of the model's context; 0: unknown
         self.full = False  # the last reply was cut off because the context is full
 
     def reset(self) -> bool:
@@ -56,7 +58,7 @@ class Reading:
         if self.left_out >= len(history):  # messages were deleted
             self.left_out = 0
         before = self.left_out
-        if self.full:
+        if self.full or (params.max_tokens is None and await self._tight(history)):
             self.left_out, self.full = _later(history, self.left_out) or self.left_out, False
         while True:
             prompt, parts = self.prompt()
@@ -81,6 +83,17 @@ class Reading:
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )
                 return reply, prompt, parts
+
+    async def _tight(self, history: Sequence[Message]) -> bool:
+        """Whether less is left for the reply than the last one took, and than a fraction of the context."""
+        last = next((each.stats for each in reversed(history) if each.stats is not None), None)
+        if last is None or not self.context:
+            return False
+        most = self.context - min(last.tokens, self.context // _REPLY)
+        at_most = last.prompt_tokens + last.tokens + len(history[-1].whole.encode(errors="replace"))
+        if last.left_out == self.left_out and at_most <= most:  # a token is at least one byte
+            return False
+        return await self._services.backend.count(self.prompt()[0]) > most
 
 
 def _history(chat: Chat, store: Store) -> list[Message]:

@@ -219,6 +219,8 @@ class MainScreen(FrameScreen[None]):
                 see(snapshot)
 
     def _show_facts(self, snapshot: Snapshot) -> None:
+        for each in self.chats:
+            each.reading.context = snapshot.max_context
         facts = labels.facts(snapshot)
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts

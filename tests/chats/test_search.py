@@ -68,3 +68,15 @@ def test_a_text_with_a_zero_byte_is_searched_to_its_end(store: Store) -> None:
     chat = store.create_chat()
     store.append(chat.id, "user", "before\x00after")
     assert len(store.search("after")) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("a  CACHE", "a cache"),
+        ("birnen share", "birnen"),  # a line ends between them
+        ("away äpfel", "äpfel"),
+    ],
+)
+def test_what_to_look_for_in_the_message(filled: Store, query: str, found: str) -> None:
+    assert [hit.found for hit in filled.search(query)] == [found]

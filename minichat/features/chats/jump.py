@@ -65,7 +65,12 @@ class JumpScreen(PickScreen[Target]):
             elif len(hits) == _FOUND:
                 self.say(f"These are the newest {_FOUND}. Type more to find others")
             return [
-                self._choice(_target(hit, query), self._letter(hit.chat), hit.title, *self._excerpt(hit))
+                self._choice(
+                    Target(hit.chat, hit.message, hit.found),
+                    self._letter(hit.chat),
+                    hit.title,
+                    *self._excerpt(hit),
+                )
                 for hit in hits
             ]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
@@ -100,15 +105,6 @@ class JumpScreen(PickScreen[Target]):
         label = shortened(Content(titled(title)), cells, self._cut)
         head = (f" {letter.upper():2} ", "bold")
         return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
-
-
-def _target(hit: SearchHit, query: str) -> Target:
-    """What to find in the message: the query, or its first word there if the words are apart."""
-    words = query.strip()
-    if hit.marks and words.casefold() not in hit.snippet.casefold():
-        start, end = hit.marks[0]
-        words = hit.snippet[start:end]
-    return Target(hit.chat, hit.message, words)
 
 
 def jump(context: Context) -> None:

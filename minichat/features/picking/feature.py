@@ -8,6 +8,7 @@ from textual import on
 
 from engine.api.errors import EngineError
 from engine.api.events import TokenLogprob
+from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, MessageCommand, ScreenCommand
 from minichat.features.picking.line import TokenPicker
@@ -30,7 +31,9 @@ class Picking:
         self._walk: Walk | None = None
         self._task: asyncio.Task[None] | None = None
         self._shown_at = -1  # the position whose candidates are shown
+        self._form: tuple[str, str] | None = None  # the schemes of weights and cache
         context.signals.changed.connect(self._changed)
+        context.signals.snapshot.connect(self._see)
         context.signals.chat_changed.connect(self.end)
         context.signals.replaced.connect(self.end)
         context.leaving.append(self._left)
@@ -39,6 +42,16 @@ class Picking:
         """End the walk when a new reply streams, because its tokens differ."""
         if conversation is self._context.chats.active and conversation.streaming:
             self.end()
+
+    def _see(self, snapshot: Snapshot) -> None:
+        """After a conversion the model may give other probabilities than those known so far."""
+        before, self._form = self._form, (snapshot.quantization, snapshot.kv_scheme)
+        if before not in (None, self._form):
+            traces = [trace for each in self._context.chats for trace in each.traces.values()]
+            for trace in [*traces, *([self._walk.trace] if self._walk else [])]:
+                trace.former.update(trace.logprobs)
+            if self._walk is not None:
+                self._update(self._walk)
 
     def _left(self) -> bool:
         """Esc, from any focus."""
@@ -144,7 +157,8 @@ class Picking:
         ):  # a remote engine supplies the text later
             picker.words = words(walk.trace.tokens)
         entry = walk.trace.logprobs.get(walk.at)
-        picker.probability = _probability(entry) if entry else ""
+        former = " before the conversion" if walk.at in walk.trace.former else ""
+        picker.probability = f"{_probability(entry)}{former}" if entry else ""
         rows = likely_of(entry, words)
         if self._shown_at != walk.at:
             picker.choice = next((place for place, row in enumerate(rows) if row.chosen), 0)

@@ -1,7 +1,10 @@
 """A chat longer than its model's context continues without its first messages, and shows that."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from engine.api.errors import RequestTooLong
 from engine.api.request import Finish
@@ -79,3 +82,29 @@ async def test_a_larger_model_reads_the_whole_chat(bench: Callable[..., Any]) ->
         it.main.forget_requests()
         await it.answered(await it.say("all"))
         assert read(it)[0] == "words0"
+
+
+@run
+@pytest.mark.parametrize(
+    ("took", "length", "most", "reads"),
+    [
+        (90, 170, None, ["x" * 170]),  # 21 tokens are left
+        (90, 160, None, ["go", "fine", "x" * 160]),  # 31 are
+        (20, 170, None, ["go", "fine", "x" * 170]),  # the last reply took no more than 20
+        (90, 170, 20, ["go", "fine", "x" * 170]),  # max_tokens says what the reply takes
+    ],
+)
+async def test_a_reply_with_too_little_room_makes_room_first(
+    bench: Callable[..., Any], took: int, length: int, most: int | None, reads: list[str]
+) -> None:
+    """Messages have a token for each letter, and one more."""
+    async with bench(backend=FakeBackend([snapshot(max_context=200)])) as it:
+        reply = await it.say("go")
+        reply.prompt_tokens = 100
+        reply.say("fine", took)
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.until(lambda: it.app.chats.active.reading.context)
+        it.app.chats.active.tune(replace(it.app.chats.active.chat.params, max_tokens=most))
+        await it.say("x" * length)
+        assert read(it) == reads
