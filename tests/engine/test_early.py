@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import early
+from tests.cases import soak
 
 PROGRAM = """
 import sys, threading
@@ -68,7 +69,7 @@ def test_the_import_of_torch_does_not_compare_the_files_of_all_modules(tmp_path:
     assert printed(IMPORT, str(tmp_path)) == "4 torch 0\nTrue\n"
 
 
-@pytest.mark.parametrize("variable", [None, "/nowhere"])
+@pytest.mark.parametrize("variable", [*soak(None), "/nowhere"])
 def test_the_libraries_of_torch_are_loaded_before_the_module_that_needs_them(
     monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:

@@ -9,6 +9,7 @@ from textual.widgets import Input, OptionList
 
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from tests.app.conftest import run
+from tests.cases import soak
 
 
 @run
@@ -54,7 +55,7 @@ async def test_a_dialog_closes_only_itself_and_once(bench: Callable[..., Any]) -
 
 @run
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40)])
-@pytest.mark.parametrize("hint", ["", "type"])
+@pytest.mark.parametrize("hint", ["", *soak("type")])
 async def test_the_highlighted_line_and_the_note_are_visible(
     bench: Callable[..., Any], size: tuple[int, int], hint: str
 ) -> None:
@@ -73,7 +74,7 @@ async def test_the_highlighted_line_and_the_note_are_visible(
 
 
 @run
-@pytest.mark.parametrize("size", [(40, 12), (80, 16), (80, 24)])
+@pytest.mark.parametrize("size", [(40, 12), *soak(((80, 16),), ((80, 24),))])
 async def test_a_text_of_many_lines_scrolls_to_the_cursor(
     bench: Callable[..., Any], size: tuple[int, int]
 ) -> None:

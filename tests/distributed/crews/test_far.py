@@ -18,6 +18,7 @@ from engine.distributed.identity import identity
 from engine.distributed.team import Team
 from engine.host.launching import child_environment
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.distributed.crews.running import rank
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.waiting import becomes
@@ -73,7 +74,7 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind:
         pass  # the port is free again
 
 
-@pytest.mark.parametrize(("tp", "pp", "stages"), [(2, 2, [1, 1, 0, 0]), (1, 3, [2, 1, 0])])
+@pytest.mark.parametrize(("tp", "pp", "stages"), [*soak((2, 2, [1, 1, 0, 0])), (1, 3, [2, 1, 0])])
 def test_stages_on_several_machines(
     llama: Path, meet: str, tmp_path: Path, tp: int, pp: int, stages: list[int]
 ) -> None:

@@ -18,6 +18,7 @@ from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.execution.draft.eagle import read_eagle
 from engine.models.find import find_model
 from engine.models.registry import load_model
+from tests.cases import soak
 from tests.examples import TIMES
 from tests.models.families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
@@ -156,7 +157,7 @@ def heads(target: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) ->
     return made
 
 
-@pytest.mark.parametrize(("embed", "step_tokens"), [(False, None), (True, 7)])
+@pytest.mark.parametrize(("embed", "step_tokens"), [(True, 7), *soak((False, None))])
 @pytest.mark.parametrize("way", ["", *REPLAYED])
 def test_drafts_are_those_of_the_reference(
     target: tuple[Path, Any],
