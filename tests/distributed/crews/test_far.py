@@ -42,7 +42,7 @@ def start(llama: Path, meet: str, **config: int) -> Engine:
     return engine_on(llama, meet=meet, **config or {"tp": 2})
 
 
-@pytest.mark.parametrize("kind", ["tp", "pp"])
+@pytest.mark.parametrize("kind", ["tp", *soak("pp")])
 def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind: str) -> None:
     """The replies of one process. It joins the next engine too, and its death ends that with the reason."""
     files, expected = open_files(), alone(llama, PROMPT).reply
