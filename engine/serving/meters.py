@@ -43,12 +43,12 @@ class Meters:
 
     def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
         """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
+        began = at - sum(spent[:3])  # commit time counts toward the next step
+        self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
         self.iteration_tokens.observe(step.tokens)
         self._paused = not self._paused and not prefill and self._has_pause(sum(spent))
         if self._paused:
-            return
-        began = at - sum(spent[:3])  # commit time counts toward the next step
-        self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
+            return  # the rates count it, the means do not
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds

@@ -105,7 +105,7 @@ class Segment:
 
     @property
     def lent(self) -> bool:
-        """Whether nobody can have taken the memory of the blocks yet."""
+        """Whether the blocks' memory still belongs to the process that lent it."""
         return self._lender is None or self._lender.alive
 
     def _lay_out(self, form: BlockFormat, device: Any, nbytes: int) -> None:

@@ -28,7 +28,7 @@ class Choice(Generic[T]):
 
 
 class _Note(Static):
-    """What is said about the list, below it."""
+    """The note below the list."""
 
     def __init__(self, resized: Callable[[], None]) -> None:
         super().__init__(classes="note", markup=False)

@@ -126,7 +126,7 @@ def _prefetch_shared(
     shared, slot,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARED: tl.constexpr, TURNS: tl.constexpr, UP: tl.constexpr,
 ):  # fmt: skip
-    """A program's rows of the expert for all rows, which nobody has to choose."""
+    """Prefetch this program's share of the shared expert, which needs no routing."""
     first = slot * OUTPUTS + tl.program_id(0) * TURNS
     end = tl.minimum(tl.minimum(first + TURNS, SHARED), (slot + 1) * OUTPUTS)
     if (slot >= 0) & (first < end):
