@@ -277,10 +277,11 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = (), requests: int = 256) -> None:
     """Run the mixed workload up to four times; the first run is not measured."""
     capture_all(engine)
     prompts, counts = drawn()
+    prompts, counts = prompts[:requests], counts[:requests]
     speeds = []
     for _ in range(1 + min(3, bench.repeats)):
         torch.cuda.synchronize()

@@ -29,9 +29,9 @@ from benchmarks.gpu.gpu import (
     finish,
     labeled,
     largest_gap,
+    mixed,
     oracle,
 )
-from benchmarks.gpu.workload import drawn
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start
@@ -96,7 +96,7 @@ def measure(
             if "anatomy" in only:
                 anatomy(bench, label, engine, rows)
             if "mixed" in only:
-                mixed(bench, label, engine, requests)
+                mixed(bench, label, engine, requests=requests)
                 shares(bench, f"{label}, N", engine)
 
 
@@ -146,17 +146,6 @@ def step_times(engine: Engine, rows: int, repeats: int) -> list[float]:
 
     seconds(LONG)  # compiles kernels and captures graphs
     return [(seconds(LONG) - seconds(SHORT)) / (LONG - SHORT) * 1e3 for _ in range(repeats)]
-
-
-def mixed(bench: Bench, label: str, engine: Engine, requests: int) -> None:
-    """Run the mixed workload twice; the second run is measured, because the first one compiles kernels."""
-    prompts, counts = drawn()
-    prompts, counts = prompts[:requests], counts[:requests]
-    for _ in range(2):
-        began = time.perf_counter()
-        finish(engine, prompts, counts)
-        spent = time.perf_counter() - began
-    bench.note(f"{label}, N", sum(counts) / spent, "tok/s")
 
 
 def greedy(engine: Engine) -> Replies:

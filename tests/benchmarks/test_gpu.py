@@ -2,18 +2,18 @@
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, Self
 
 import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_turns
+from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_ranks, gpu_turns
 from benchmarks.gpu.limits import bytes_of_step
-from benchmarks.gpu.workload import capture_all
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -46,7 +46,7 @@ def test_the_time_of_a_step_is_not_that_of_a_call(monkeypatch: pytest.MonkeyPatc
     assert spent == pytest.approx(1 / (calls // 2))
 
 
-def test_the_mixed_workload_has_a_graph_for_each_size() -> None:
+def test_the_mixed_workload_has_a_graph_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an engine that has been idle: otherwise steps take larger graphs for a while."""
     done: list[Any] = []
 
@@ -67,9 +67,17 @@ def test_the_mixed_workload_has_a_graph_for_each_size() -> None:
     class Idle:
         runner = Runner()
 
-    capture_all(Idle())  # type: ignore[arg-type]
+        def snapshot(self) -> SimpleNamespace:
+            return SimpleNamespace(ranks=(), joining=0.0)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "finish", lambda engine, prompts, counts: done.append(len(prompts)))
+    monkeypatch.setattr(gpu_ranks, "started", lambda *_: nullcontext(Idle()))
+    bench = Bench(warmup=0, repeats=2, progress=Progress(disable=True), keep=lambda _: None)
+    gpu_ranks.measure(bench, "8B", "none", [(2, 1)], (), 20, ("mixed",))
     kinds = [StepKind(rows, long=long) for rows in (1, 2, 4) for long in (False, True)]
-    assert done == [kinds, "compiled", kinds]
+    assert done == [kinds, "compiled", kinds, 20, 20, 20]
+    assert [(each.name, each.samples) for each in bench.figures] == [("8B, 2 GPUs, N", 2)]
 
 
 def test_each_step_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
