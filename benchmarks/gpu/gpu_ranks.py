@@ -2,8 +2,8 @@
 
 The shapes and workloads are those of `gpu.py`, and one GPU is measured, too. `check` compares the greedy
 replies with transformers in float32 on the same weights, and with those of one GPU. `sums`: the exchanges
-of ranks alone. `anatomy`: the kernels of a step on the first GPU. `--quantization none fp8` measures each
-scheme of the weights.
+of ranks alone. `anatomy`: the kernels of a step on the first GPU, `mixed_anatomy`: those of steps of N.
+`--quantization none fp8` measures each scheme of the weights.
 """
 
 import json
@@ -30,6 +30,7 @@ from benchmarks.gpu.gpu import (
     labeled,
     largest_gap,
     mixed,
+    mixed_anatomy,
     oracle,
 )
 from engine.api.config import EngineConfig
@@ -38,7 +39,7 @@ from engine.start import start
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, SHAPES
 
-PARTS = ("check", "decode", "mixed", "sums", "anatomy")
+PARTS = ("check", "decode", "mixed", "sums", "anatomy", "mixed_anatomy")
 ONE = "1 GPU"
 Replies = list[tuple[list[int], list[int]]]  # prompts and replies
 
@@ -98,6 +99,8 @@ def measure(
             if "mixed" in only:
                 mixed(bench, label, engine, requests=requests)
                 shares(bench, f"{label}, N", engine)
+            if "mixed_anatomy" in only:
+                mixed_anatomy(bench, label, engine, rows)
 
 
 def shares(bench: Bench, label: str, engine: Engine) -> None:
