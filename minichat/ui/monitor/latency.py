@@ -11,7 +11,7 @@ from minichat.ui.monitor.pane import Line, Pane, Row, Span
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
-_STAGES = 4  # shown one by one
+_ONE_BY_ONE = 4  # ranks and stages; of more, the mean is shown
 _EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
 _MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
 
@@ -96,19 +96,21 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
 
 
 def _ranks(shot: Snapshot) -> str:
-    """The ranks that share the model, and the share of the time in which they join."""
+    """The ranks that share the model, and for each the share of the time in which it joins."""
     if not shot.ranks:
         return ""
-    joining = f"  joining {shot.joining:.0%}" if shot.joining else ""
+    joining = f"  joining {_shares([each.joining for each in shot.ranks])}" if shot.joining else ""
     return f"{len(shot.ranks)} ranks{joining}"
 
 
 def _bubbles(bubbles: Sequence[float]) -> str:
     """The stages of a pipeline, and for each the share of the time in which it has nothing to do."""
-    if not bubbles:
-        return ""
-    each = bubbles if len(bubbles) <= _STAGES else [sum(bubbles) / len(bubbles)]
-    return f"{len(bubbles)} stages  bubble {' '.join(f'{share:.0%}' for share in each)}"
+    return f"{len(bubbles)} stages  bubble {_shares(bubbles)}" if bubbles else ""
+
+
+def _shares(found: Sequence[float]) -> str:
+    each = found if len(found) <= _ONE_BY_ONE else [sum(found) / len(found)]
+    return " ".join(f"{share:.0%}" for share in each)
 
 
 def _memory(memory: dict[str, int], width: int) -> Row:

@@ -260,16 +260,18 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
             RankView(rank, "cpu", 100 + rank, 2**20, share) for rank, share in enumerate((0.1, 0.3))
         )
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
-        assert lines(latency)[0].rstrip().endswith("2 ranks  joining 20%")
+        assert lines(latency)[0].rstrip().endswith("2 ranks  joining 10% 30%")
+        latency.update_from(snapshot(64, ranks=ranks * 4, at=2.0), OWNERS)
+        assert lines(latency)[0].rstrip().endswith("8 ranks  joining 20%"), "the mean of many"
         latency.update_from(
             snapshot(64, ranks=tuple(replace(each, joining=0) for each in ranks), at=4), OWNERS
         )
         assert lines(latency)[0].rstrip().endswith("  2 ranks"), "no step has ended"
         sending = tuple(replace(each, device="cuda:0", traffic=1.5e9) for each in ranks)
         latency.update_from(snapshot(64, ranks=sending, load=Load(0.9, 400.0, 700.0), at=6.0), OWNERS)
-        assert lines(latency)[0].rstrip().endswith("  2 ranks  joining 20%")
+        assert lines(latency)[0].rstrip().endswith("  2 ranks  joining 10% 30%")
         await pilot.resize_terminal(90, 6)
-        words = "4 latency  step 8.1 ms  sends 1.5 GB/s  GPU 90%  400 of 700 W  2 ranks  joining 20%"
+        words = "4 latency  step 8.1 ms  sends 1.5 GB/s  GPU 90%  400 of 700 W  2 ranks  joining 10% 30%"
         assert lines(latency)[0].split() == words.split(), "what fits is shown"
         await pilot.resize_terminal(55, 6)
         stages = tuple(
