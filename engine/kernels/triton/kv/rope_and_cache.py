@@ -77,6 +77,8 @@ def _rope_and_cache(
     column = tl.where(head < QUERIES, head * PER_QUERY, head + QUERIES * (PER_QUERY - 1))
     row = (token * (ALL + QUERIES * (PER_QUERY - 1)) + column[:, None]) * DIM
     value = add_up(parts, row + at[None, :], there, part_stride, PARTS)
+    if ROPE:  # loaded before the norm, which would wait twice otherwise
+        pair = add_up(parts, row + other[None, :], there, part_stride, PARTS)
     if TERM_PARTS > 0:
         term = tl.zeros([HEADS, PADDED], tl.float32)
         stride = tl.num_programs(0) * 3 * RANK
@@ -88,6 +90,8 @@ def _rope_and_cache(
                 columns = _up(up, rank, begin, own, outputs, at, DIM, DEEP)
             term += tl.sum(by[:, None, None] * columns.to(tl.float32), 0)
         value += term
+        if ROPE:
+            pair += tl.gather(term, tl.broadcast_to(other[None, :], [HEADS, PADDED]), 1)
     value = value.to(dtype)
     kept = value
     if NORM:
@@ -95,9 +99,6 @@ def _rope_and_cache(
         shrink = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
         value = norm_scaled(wide * shrink, scale, weight, dtype)
     if ROPE:
-        pair = add_up(parts, row + other[None, :], there, part_stride, PARTS)
-        if TERM_PARTS > 0:
-            pair += tl.gather(term, tl.broadcast_to(other[None, :], [HEADS, PADDED]), 1)
         pair = pair.to(dtype)
         if NORM:
             pair = norm_scaled(pair.to(tl.float32) * shrink, scale_other, weight, dtype)
