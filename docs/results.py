@@ -70,27 +70,43 @@ def _newest(
 def _table(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> str:
     lines = [line for line, _ in cases]
     ablations = lines[0]["question"] == "ablations"
-    spread = "range" if all(each.values for _, figures in cases for each in figures) else "quartiles"
+    spread = "spread" if all(each.values for _, figures in cases for each in figures) else "quartiles"
     heads = ["technique", "with", "without", "worth", spread, "measured; how it is switched off"]
     rows = [heads if ablations else ["", "median", spread, "samples"]]
     rows.append(["---", *["---:"] * 4, "---"] if ablations else ["---", *["---:"] * 3])
     for line, figures in cases:
         if ablations:
             values = [shown(each) for each in figures]
-            rows.append([line["case"], *(each.value for each in values), values[-1].range, line["about"]])
+            rows.append([line["case"], *(each.value for each in values), values[-1].spread, line["about"]])
         else:
             rows += [[f"{line['case']}, {each.name}", *shown(each), str(each.samples)] for each in figures]
-    return "\n".join([_caption(lines), "", *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(
+        [
+            _caption(lines, [each for _, figures in cases for each in figures]),
+            "",
+            *(f"| {' | '.join(row)} |" for row in rows),
+        ]
+    )
 
 
-def _caption(lines: Sequence[Mapping[str, Any]]) -> str:
+def _caption(lines: Sequence[Mapping[str, Any]], figures: Sequence[Figure]) -> str:
     machine, model = lines[-1]["machine"], lines[-1]["settings"]["model"]
     loads = [line["machine"]["load"] for line in lines]
     dates = sorted({line["when"][:10] for line in lines})
     return (
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, {model}, "
-        f"{described(machine)}, load {min(loads)} to {max(loads)}:"
+        f"{described(machine)}, load {min(loads)} to {max(loads)}{_drift(figures)}:"
     )
+
+
+def _drift(figures: Sequence[Figure]) -> str:
+    """The drift of each unit, which is part of the spread."""
+    units: dict[str, dict[str, None]] = {}
+    for each in figures:
+        if each.drift and each.median:
+            units.setdefault(f"{100 * each.drift:.0f} %", {})[each.unit] = None
+    found = ", ".join(f"{drift} ({', '.join(each)})" for drift, each in units.items())
+    return f", drift {found}" if found else ""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Whether a second run agrees with the first: `python -m docs.second FILE[@COMMIT] FILE[@COMMIT]`.
 
 The files are those of `minichat bench --json`. A figure agrees if its median in the second run is within
-the range of the first one. The settings must be the same, except for the number of rounds. The commits may
+the spread of the first one. The settings must be the same, except for the number of rounds. The commits may
 differ, and are named.
 """
 

@@ -93,7 +93,7 @@ def test_a_second_run_is_compared_with_the_first(tmp_path: Path, capsys: pytest.
     measured(CaseFile(again), Case("a", noting(2, 3, 9)), Case("b", noting(5)), Case("c", noting(1)))
     assert second([f"{first}@{commit()}", str(again)]) == 0
     said = capsys.readouterr().out
-    assert "1 of 2 figures agree: within the range of the earlier run. Outside: b, time." in said
+    assert "1 of 2 figures agree: within the spread of the earlier run. Outside: b, time." in said
     assert said.startswith("speed, 20") and f" at {commit()} on " in said
     assert second([f"{first}@abc", str(again)]) == 1, "no lines of that commit"
     with pytest.raises(SystemExit):
