@@ -3,8 +3,8 @@
 The rounds of a sitting say little about another day: machines differ, and what else runs on them. The
 sittings of a run say more, but two of them may agree by chance. So the drift is pooled: it is twice the
 median difference between sittings, over all figures of a question with the same unit. If differences are
-normal, 19 of 20 runs of two sittings differ by less. What is measured in one sitting has no drift: blocks
-and bytes are counted.
+normal, 19 of 20 runs of two sittings differ by less. What is measured only once has no drift: blocks and
+bytes are counted.
 """
 
 import statistics
@@ -20,7 +20,13 @@ _TIMES = 2
 def drifting(cases: Sequence[tuple[Figure, ...]]) -> list[tuple[Figure, ...]]:
     """The figures of all cases of a question, with the drift that is to be expected."""
     drift = _by_kind(figure for figures in cases for figure in figures)
-    return [tuple(replace(each, drift=drift.get(_kind(each), 0.0)) for each in figures) for figures in cases]
+    return [
+        tuple(
+            replace(each, drift=drift.get(_kind(each), _LEAST if each.samples > 1 else 0.0))
+            for each in figures
+        )
+        for figures in cases
+    ]
 
 
 def _by_kind(figures: Iterable[Figure]) -> dict[str, float]:

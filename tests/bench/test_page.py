@@ -35,9 +35,9 @@ def test_a_table_has_the_newest_clean_commit_only() -> None:
     again = LINE | {"figures": [LINE["figures"][0] | {"median": 0.004}]}
     dirty = LINE | {"commit": "d-dirty", "case": "gone"}
     new = filled(page, [older, LINE, again, dirty])
-    assert new.count("a, time") == 1 and "| a, time | 4 ms | 1 .. 3 | 3 |" in new
+    assert new.count("a, time") == 1 and "| a, time | 4 ms | 0.952 .. 3.15 | 3 |" in new
     assert "gone" not in new and "old" not in new and "kept" in new
-    assert "2026-01-02, commit c, pocket, EPYC, 2 cores, load 0.5 to 0.5:" in new
+    assert "2026-01-02, commit c, pocket, EPYC, 2 cores, load 0.5 to 0.5, drift 5 % (s):" in new
 
 
 def test_a_gpu_has_tables_of_its_own() -> None:
