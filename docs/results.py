@@ -5,16 +5,18 @@ From the lines of `minichat bench --json`.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from docs.second import agreement, run_of
 from minichat.bench.cases import CaseResult
 from minichat.bench.harness import Figure
 from minichat.bench.machine import described
 from minichat.bench.plot import bar_charts
 from minichat.bench.questions.quick import REFERENCE
 from minichat.bench.record import CaseFile, of_newest
-from minichat.bench.report import shown
+from minichat.bench.report import digits, shown
 from minichat.charts.bars import bars_svg
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -23,6 +25,7 @@ RESULTS = PAGE.parents[1] / "benchmarks" / "results"
 _TABLE = re.compile(
     r"(?P<head><!-- bench (?P<question>\w+)(?: on (?P<gpu>.+?))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
+_SECOND = re.compile(r"(?P<head><!-- second runs -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def files() -> list[Path]:
@@ -41,6 +44,30 @@ def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
         return f"{found['head']}{_table(asked)}\n{found['end']}" if asked else found[0]
 
     return _TABLE.sub(table, page)
+
+
+def compared(page: str, results: Path = RESULTS) -> str:
+    """The page with its table of second runs, from the `again*.jsonl` beside the `bench*.jsonl`."""
+    rows = [row for again in sorted(results.glob("again*.jsonl")) for row in _agreements(again)]
+    heads = ["question", "commit, machine", "first", "second", "agree", "outside: the second / the first"]
+    lines = (heads, ["---", "---", "---:", "---:", "---:", "---"], *rows)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _SECOND.sub(lambda found: f"{found['head']}{table}\n{found['end']}" if rows else found[0], page)
+
+
+def _agreements(again: Path) -> Iterator[list[str]]:
+    """A row for each question of a second run: it is of one commit."""
+    second = run_of(str(again))
+    commit = next(iter(second.values()))[0]["commit"]
+    first = run_of(f"{again.with_name(again.name.replace('again', 'bench'))}@{commit}")
+    for question in [each for each in first if each in second]:
+        lines = first[question], second[question]
+        _, found = agreement(*lines)
+        days = [f"{date.fromisoformat(each[-1]['when'][:10]):%-d %B}" for each in lines]
+        outside = [f"{each.name}: {digits(each.ratio)}" for each in found if not each.agrees]
+        agreeing = f"{len(found) - len(outside)} of {len(found)}"
+        where = f"{commit}, {described(lines[1][-1]['machine'])}"
+        yield [question, where, *days, agreeing, "; ".join(outside)]
 
 
 def drawn(page: str, lines: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -70,32 +97,48 @@ def _newest(
 def _table(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> str:
     lines = [line for line, _ in cases]
     ablations = lines[0]["question"] == "ablations"
-    spread = "range" if all(each.values for _, figures in cases for each in figures) else "quartiles"
+    spread = "spread" if all(each.values for _, figures in cases for each in figures) else "quartiles"
     heads = ["technique", "with", "without", "worth", spread, "measured; how it is switched off"]
     rows = [heads if ablations else ["", "median", spread, "samples"]]
     rows.append(["---", *["---:"] * 4, "---"] if ablations else ["---", *["---:"] * 3])
     for line, figures in cases:
         if ablations:
             values = [shown(each) for each in figures]
-            rows.append([line["case"], *(each.value for each in values), values[-1].range, line["about"]])
+            rows.append([line["case"], *(each.value for each in values), values[-1].spread, line["about"]])
         else:
             rows += [[f"{line['case']}, {each.name}", *shown(each), str(each.samples)] for each in figures]
-    return "\n".join([_caption(lines), "", *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(
+        [
+            _caption(lines, [each for _, figures in cases for each in figures]),
+            "",
+            *(f"| {' | '.join(row)} |" for row in rows),
+        ]
+    )
 
 
-def _caption(lines: Sequence[Mapping[str, Any]]) -> str:
+def _caption(lines: Sequence[Mapping[str, Any]], figures: Sequence[Figure]) -> str:
     machine, model = lines[-1]["machine"], lines[-1]["settings"]["model"]
     loads = [line["machine"]["load"] for line in lines]
     dates = sorted({line["when"][:10] for line in lines})
     return (
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {lines[-1]['commit']}, {model}, "
-        f"{described(machine)}, load {min(loads)} to {max(loads)}:"
+        f"{described(machine)}, load {min(loads)} to {max(loads)}{_drift(figures)}:"
     )
+
+
+def _drift(figures: Sequence[Figure]) -> str:
+    """The drift of each unit, which is part of the spread."""
+    units: dict[str, dict[str, None]] = {}
+    for each in figures:
+        if each.drift and each.median:
+            units.setdefault(f"{100 * each.drift:.0f} %", {})[each.unit] = None
+    found = ", ".join(f"{drift} ({', '.join(each)})" for drift, each in units.items())
+    return f", drift {found}" if found else ""
 
 
 def main() -> None:
     lines = [line for file in files() for line in CaseFile(file).lines]
-    page = filled(PAGE.read_text(encoding="utf-8"), lines)
+    page = compared(filled(PAGE.read_text(encoding="utf-8"), lines))
     PAGE.write_text(page, encoding="utf-8")
     for name, picture in drawn(page, lines).items():
         (PICTURES / name).write_text(picture, encoding="utf-8")

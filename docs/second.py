@@ -1,7 +1,7 @@
 """Whether a second run agrees with the first: `python -m docs.second FILE[@COMMIT] FILE[@COMMIT]`.
 
 The files are those of `minichat bench --json`. A figure agrees if its median in the second run is within
-the range of the first one. The settings must be the same, except for the number of rounds. The commits may
+the spread of the first one. The settings must be the same, except for the number of rounds. The commits may
 differ, and are named.
 """
 
@@ -16,6 +16,7 @@ from engine.api.errors import EngineError
 from minichat.bench.compare import FigureComparison, compared, summary
 from minichat.bench.machine import described
 from minichat.bench.record import CaseFile, of_newest
+from minichat.bench.report import shown
 
 _OFTEN = ("warmup", "repeats", "sittings")
 
@@ -67,7 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     for question in [each for each in first if each in second]:
         where, found = agreement(first[question], second[question])
-        print(f"{question}, {where}: {summary(found)}\n")
+        print(f"{question}, {where}: {summary(found)}")
+        for each in found:
+            if not each.agrees:
+                then, now = shown(each.then), shown(each.now)
+                print(f"  {each.name}: {then.value} ({then.spread}), now {now.value} ({now.spread})")
+        print()
     return 0 if first.keys() & second.keys() else 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rich.progress import Progress
 
 from engine.api.errors import EngineError
+from minichat.bench.drift import drifting
 from minichat.bench.harness import Bench, Figure, joined
 from minichat.bench.record import CaseFile, CaseKey
 
@@ -57,6 +58,12 @@ class CaseResult:
     def named(self) -> tuple[Figure, ...]:
         """The figures with the name of the case."""
         return tuple(replace(each, name=f"{self.case}, {each.name}") for each in self.figures)
+
+
+def with_drift(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """All results of a question, with the spread in which another run is expected."""
+    figures = drifting([each.figures for each in results])
+    return [replace(each, figures=spread) for each, spread in zip(results, figures, strict=True)]
 
 
 @dataclass(slots=True)

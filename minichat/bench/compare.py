@@ -1,4 +1,4 @@
-"""This run beside an earlier one, with the range of both."""
+"""This run beside an earlier one, with the spread of both."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _SAME = 0.01  # a smaller difference is none
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """A figure, now and in the earlier run. `low`, `high`: the ratio between opposite ends of the ranges."""
+    """A figure, now and in the earlier run. `low`, `high`: the ratio between opposite ends of the spreads."""
 
     name: str
     now: Figure
@@ -29,13 +29,13 @@ class FigureComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the median of this run is within the range of the earlier one, or nearly is."""
+        """Whether the median of this run is within the spread of the earlier one, or nearly is."""
         least, most = self._around
         return least <= self.now.median <= most
 
     @property
     def overlaps(self) -> bool:
-        """Whether the ranges of both runs overlap, or nearly do."""
+        """Whether the spreads of both runs overlap, or nearly do."""
         least, most = self._around
         return self.now.least <= most and self.now.most >= least
 
@@ -45,7 +45,7 @@ class FigureComparison:
 
     @property
     def _around(self) -> tuple[float, float]:
-        """The range of the earlier run, with the difference that is none."""
+        """The spread of the earlier run, with the difference that is none."""
         least, most = self.then.least, self.then.most
         return least - _SAME * abs(least), most + _SAME * abs(most)
 
@@ -88,11 +88,11 @@ def _ratio(now: float, then: float) -> float:
 def comparison_table(found: Sequence[FigureComparison]) -> Table:
     table = Table(title="compared", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("figure")
-    for heading in ("earlier", "now", "ratio", "by the ranges", ""):
+    for heading in ("earlier", "now", "ratio", "by the spreads", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
-        ranges = f"{digits(each.low)} .. {digits(each.high)}"
-        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), ranges, each.verdict)
+        spreads = f"{digits(each.low)} .. {digits(each.high)}"
+        values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), spreads, each.verdict)
         table.add_row(each.name, *values)
     table.caption, table.caption_justify = summary(found), "left"
     return table
@@ -102,9 +102,9 @@ def summary(found: Sequence[FigureComparison]) -> str:
     """How many figures agree, those that do not, and another machine by name."""
     named = {kind: [each.name for each in found if each.verdict == kind] for kind in ("overlaps", "differs")}
     agreeing = sum(each.agrees for each in found)
-    text = f"{agreeing} of {len(found)} figures agree: within the range of the earlier run."
+    text = f"{agreeing} of {len(found)} figures agree: within the spread of the earlier run."
     if overlapping := named["overlaps"]:
-        text += f" Only the ranges overlap: {'; '.join(overlapping)}."
+        text += f" Only the spreads overlap: {'; '.join(overlapping)}."
     if differing := named["differs"]:
         text += f" Outside: {'; '.join(differing)}."
     if machines := dict.fromkeys(each.elsewhere for each in found if each.elsewhere):

@@ -32,6 +32,8 @@ class Figure:
     wall_s: float | None = None  # median of a whole call; None if no call was timed
     cpu_s: float | None = None
     values: tuple[float, ...] = ()  # the samples; not in older files
+    sittings: tuple[float, ...] = ()  # the median of each, if there were several; not in files
+    drift: float = 0.0  # how much more another run may differ than the samples do; not in files
 
     @classmethod
     def of(cls, name: str, unit: str, values: Sequence[float], timings: "Sequence[Timing]" = ()) -> Self:
@@ -41,17 +43,31 @@ class Figure:
 
     @property
     def least(self) -> float:
-        return min(self.values, default=self.low)
+        """The lower end of the spread: of the samples, and of the drift below them."""
+        least, more = min(self.values, default=self.low), 1 + self.drift
+        return least / more if least > 0 else least * more
 
     @property
     def most(self) -> float:
-        return max(self.values, default=self.high)
+        most, more = max(self.values, default=self.high), 1 + self.drift
+        return most * more if most > 0 else most / more
+
+    @property
+    def moved(self) -> float | None:
+        """How much its sittings differ, relative to the lowest. None of one sitting."""
+        if not self.sittings:
+            return None
+        low, high = min(self.sittings), max(self.sittings)
+        return high / low - 1 if low > 0 else 0.0
 
     def joined(self, other: "Figure") -> "Figure":
         """This figure with the samples of another sitting."""
         values = (*self.values, *other.values)
         median, low, high = spread(values)
-        return replace(self, median=median, low=low, high=high, samples=len(values), values=values)
+        sittings = (*(self.sittings or (self.median,)), *(other.sittings or (other.median,)))
+        return replace(
+            self, median=median, low=low, high=high, samples=len(values), values=values, sittings=sittings
+        )
 
 
 def joined(figures: Sequence[Figure], later: Sequence[Figure]) -> tuple[Figure, ...]:

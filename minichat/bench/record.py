@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engine.api.errors import BadInput, EngineError
+from minichat.bench.drift import drifting
 from minichat.bench.harness import Figure, joined
 from minichat.bench.machine import described, identity, machine, origin
 
@@ -76,7 +77,11 @@ class CaseFile:
         lines.sort(key=lambda line: identity(line["machine"]) == here)
         if not lines:
             return (), ""
-        there, [(_, figures)] = lines[-1]["machine"], of_newest(lines)
+        newest, there = lines[-1], lines[-1]["machine"]
+        run = [
+            each for each in self.lines if _asked(each) == _asked(newest) and _run_of(each) == _run_of(newest)
+        ]
+        figures = next(figures for line, figures in of_newest(run) if line["case"] == case)
         return figures, "" if identity(there) == here else described(there)
 
     def append(self, key: CaseKey, about: str, figures: Sequence[Figure]) -> None:
@@ -86,7 +91,7 @@ class CaseFile:
             "about": about,
             "settings": json.loads(key.settings),
             "sitting": key.sitting,
-            "figures": [asdict(figure) for figure in figures],
+            "figures": [_stored(figure) for figure in figures],
             **origin(),
         }
         try:
@@ -100,17 +105,29 @@ class CaseFile:
 
 
 def of_newest(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], tuple[Figure, ...]]]:
-    """A line of each case, and its figures in all sittings: of the commit and machine of the newest line."""
+    """A line of each case of a question, and its figures in all sittings, with their drift.
+
+    Of the commit and machine of the newest line.
+    """
     by_case: dict[str, dict[int, Mapping[str, Any]]] = {}
     for line in lines:
         if _run_of(line) == _run_of(lines[-1]):
             by_case.setdefault(line["case"], {})[line.get("sitting", 1)] = line
-    for sittings in by_case.values():
-        yield next(iter(sittings.values())), reduce(joined, map(_figures, sittings.values()))
+    cases = [reduce(joined, map(_figures, sittings.values())) for sittings in by_case.values()]
+    yield from zip((next(iter(each.values())) for each in by_case.values()), drifting(cases), strict=True)
+
+
+def _asked(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    return line["question"], line["settings"]
 
 
 def _run_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
     return line["commit"], identity(line["machine"])
+
+
+def _stored(figure: Figure) -> dict[str, Any]:
+    """Without what its other lines say about it."""
+    return {name: value for name, value in asdict(figure).items() if name not in ("sittings", "drift")}
 
 
 def _figures(line: Mapping[str, Any]) -> tuple[Figure, ...]:

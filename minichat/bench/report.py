@@ -15,7 +15,7 @@ class Shown(NamedTuple):
     """A figure as text, in a readable unit."""
 
     value: str
-    range: str  # of all samples
+    spread: str  # of all samples, with the drift between sittings
 
 
 def shown(figure: Figure) -> Shown:
@@ -27,7 +27,7 @@ def shown(figure: Figure) -> Shown:
 def table(title: str, figures: Sequence[Figure]) -> Table:
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("figure")
-    for heading in ("median", "range", "cpu/wall", "samples"):
+    for heading in ("median", "spread", "cpu/wall", "samples"):
         found.add_column(heading, justify="right", no_wrap=True)
     for figure in figures:
         found.add_row(*row(figure))

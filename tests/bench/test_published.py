@@ -93,8 +93,9 @@ def test_a_second_run_is_compared_with_the_first(tmp_path: Path, capsys: pytest.
     measured(CaseFile(again), Case("a", noting(2, 3, 9)), Case("b", noting(5)), Case("c", noting(1)))
     assert second([f"{first}@{commit()}", str(again)]) == 0
     said = capsys.readouterr().out
-    assert "1 of 2 figures agree: within the range of the earlier run. Outside: b, time." in said
+    assert "1 of 2 figures agree: within the spread of the earlier run. Outside: b, time." in said
     assert said.startswith("speed, 20") and f" at {commit()} on " in said
+    assert "\n  b, time: 1.5 s (0.952 .. 2.1), now 5 s (5 .. 5)\n" in said, "what differs, with its figures"
     assert second([f"{first}@abc", str(again)]) == 1, "no lines of that commit"
     with pytest.raises(SystemExit):
         second([str(tmp_path / "none"), str(again)])

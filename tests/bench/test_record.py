@@ -108,7 +108,7 @@ def test_a_failed_case_is_not_stored_and_others_continue(tmp_path: Path) -> None
     assert len(resets) == 2
 
 
-def test_runs_agree_if_the_median_is_in_the_earlier_range(tmp_path: Path) -> None:
+def test_runs_agree_if_the_median_is_in_the_earlier_spread(tmp_path: Path) -> None:
     earlier = CaseFile(tmp_path / "earlier.jsonl")
     then = {"a": (1.0, 1.2, 1.4), "b": (1.0,), "c": (0.0,), "d": (1.0,)}
     measured(earlier, *(Case(name, noting(*values)) for name, values in then.items()))
@@ -123,14 +123,16 @@ def test_runs_agree_if_the_median_is_in_the_earlier_range(tmp_path: Path) -> Non
     found = {each.name: each for each in comparisons(run, now, earlier)}
     assert list(found) == ["a, time", "b, time", "c, time"]
     assert found["a, time"].ratio == pytest.approx(1.25)
-    assert (found["a, time"].low, found["a, time"].high) == pytest.approx((1.3 / 1.4, 1.7 / 1.0))
+    drift = 1.05
+    ends = 1.3 / (1.4 * drift), 1.7 / (1.0 / drift)
+    assert (found["a, time"].low, found["a, time"].high) == pytest.approx(ends)
     assert [each.verdict for each in found.values()] == ["overlaps", "differs", "agrees"]
-    said = "1 of 3 figures agree: within the range of the earlier run."
-    said += " Only the ranges overlap: a, time. Outside: b, time."
+    said = "1 of 3 figures agree: within the spread of the earlier run."
+    said += " Only the spreads overlap: a, time. Outside: b, time."
     assert summary(list(found.values())) == said
     near = list(comparisons(run, list(run.results([Case("b", noting(1.009, 1.009, 1.2))])), earlier))
     assert [each.agrees for each in near] == [True], "a difference below 1 % is none"
-    without_samples = CaseResult("a", "", (Figure("time", "s", 1.45, 1.42, 1.5, 3),))
+    without_samples = CaseResult("a", "", (Figure("time", "s", 1.55, 1.52, 1.6, 3),))
     assert [each.verdict for each in comparisons(run, [without_samples], earlier)] == ["differs"]
 
 
@@ -231,7 +233,7 @@ def test_a_comparison_prefers_this_machine_and_names_another(tmp_path: Path) -> 
     measured(CaseFile(file), Case("a", noting(1.0)))
     file.write_text(file.read_text() + elsewhere(3.0))
     [mine] = comparisons(run, results, CaseFile(file))
-    assert summary([mine]) == "1 of 1 figures agree: within the range of the earlier run."
+    assert summary([mine]) == "1 of 1 figures agree: within the spread of the earlier run."
 
 
 def test_a_processor_without_the_same_instructions_is_another_machine() -> None:

@@ -58,7 +58,7 @@ def _measure(setup: Setup, ablation: Ablation, bench: Bench) -> None:
 def page(results: Sequence[CaseResult]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("technique")
-    for heading in ("with", "without", "worth", "range"):
+    for heading in ("with", "without", "worth", "spread"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("measured; how it is switched off")
     for result in results:
@@ -66,7 +66,7 @@ def page(results: Sequence[CaseResult]) -> Table:
             found.add_row(result.case, "", "", "", "", f"not measured: {result.why_not}")
             continue
         values = [shown(figure) for figure in result.figures]
-        found.add_row(result.case, *(each.value for each in values), values[-1].range, result.about)
+        found.add_row(result.case, *(each.value for each in values), values[-1].spread, result.about)
     return found
 
 

@@ -159,7 +159,7 @@ def page(results: Sequence[CaseResult]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("peer")
     found.add_column("workload")
-    for heading in (OURS.called, "the peer", "our speed", "range"):
+    for heading in (OURS.called, "the peer", "our speed", "spread"):
         found.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         if result.why_not:

@@ -122,7 +122,7 @@ class _Shaped:
 def page(results: Sequence[CaseResult]) -> Group:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("")
-    for heading in ("this machine", "range", "the docs", "this / docs"):
+    for heading in ("this machine", "spread", "the docs", "this / docs"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("where")
     reference = CaseFile(REFERENCE)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from engine.api.errors import BadInput, EngineError
-from minichat.bench.cases import CaseResult, Measurement
+from minichat.bench.cases import CaseResult, Measurement, with_drift
 from minichat.bench.compare import comparison_table, comparisons, lacking
 from minichat.bench.load.http import traced
 from minichat.bench.machine import busy, why_unpublished
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
                 file=_file(options.json), only=options.only, progress=progress,
                 reset=setup.drop_engines,
             )  # fmt: skip
-            results = list(_reported(measured.results(question.cases(setup))))
+            results = with_drift(list(_reported(measured.results(question.cases(setup)))))
         if not results:
             raise BadInput(f"--only {' '.join(options.only)} matches no case of {options.question}")
         _show(question, results, measured, earlier)
