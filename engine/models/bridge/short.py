@@ -5,19 +5,22 @@ rotation counts as known if its code is that of Llama's, to the byte.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import XIELUActivation
 from transformers.models.llama import modeling_llama as llama
 
+from engine.kernels import switches
 from engine.models.bridge.interface import visiting
 from engine.models.bridge.norms import code_of, is_that_of_llama
 
 _ROTATION = "apply_rotary_pos_emb"
+_FEW = 1 << 16
 
 Pair = tuple[Tensor, Tensor]
 
@@ -55,7 +58,9 @@ def _norm(module: Any, theirs: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     between = x.dim() == 4 and not x.is_contiguous()  # heads before tokens, as a view
     rows = x.transpose(1, 2) if between else x
-    out = norm(rows.reshape(-1, len(weight)).contiguous(), None, weight, module.variance_epsilon)
+    out = norm(
+        rows.reshape(-1, len(weight)).contiguous(), None, weight, module.variance_epsilon, pdl=_early(x)
+    )
     out = out.reshape(rows.shape)
     return out.transpose(1, 2) if between else out
 
@@ -72,7 +77,7 @@ def _xielu(module: Any, theirs: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
             return theirs(x)
         from engine.kernels.triton.norm.xielu import xielu
 
-        return xielu(x, positive, negative, beta, eps)
+        return xielu(x, positive, negative, beta, eps, pdl=_early(x))
 
     return forward
 
@@ -92,7 +97,7 @@ def _with_rotation(forward: Any) -> FunctionType | None:
             return found
         from engine.kernels.triton.kv.rotate import rotate
 
-        return rotate(q, k, cos, sin)
+        return rotate(q, k, cos, sin, pdl=_early(q))
 
     names = {**forward.__globals__, _ROTATION: rotation}
     own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
@@ -115,7 +120,7 @@ def _product(module: nn.Linear, theirs: Callable[[Tensor], Tensor], x: Tensor) -
         return theirs(x)
     from engine.kernels.triton.gemm.skinny_gemm import gemv
 
-    return gemv(x.reshape(1, -1), weight, bias=bias).reshape(*x.shape[:-1], -1)
+    return gemv(x.reshape(1, -1), weight, bias=bias, pdl=_early(x)).reshape(*x.shape[:-1], -1)
 
 
 def _here(x: Tensor, *others: Tensor) -> bool:
@@ -123,6 +128,16 @@ def _here(x: Tensor, *others: Tensor) -> bool:
     return (
         x.is_cuda and visiting() and x.is_floating_point() and all(each.dtype is x.dtype for each in others)
     )
+
+
+def _early(x: Tensor) -> bool:
+    """Whether a kernel that reads x may start before the previous one ends: with few numbers."""
+    return switches.SHORT_EARLY and x.numel() <= _FEW and _can_start_early(x.device)
+
+
+@cache
+def _can_start_early(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 _LLAMA = code_of(getattr(llama, _ROTATION)), code_of(llama.rotate_half)

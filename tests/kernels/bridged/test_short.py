@@ -45,13 +45,17 @@ def launches(model: Any) -> int:
     return sum(each.device_type.name == "CUDA" for each in trace.events() or ())
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["in order", "early"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_in_fewer_launches(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_in_fewer_launches(
+    name: str, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes, share = MODELS[name]
     reference(name, changes, tmp_path)
     plain = opened(tmp_path)
     monkeypatch.setattr(switches, "SHORT_PARTS", True)
     monkeypatch.setattr(switches, "SHORT_PRODUCTS", True)
+    monkeypatch.setattr(switches, "SHORT_EARLY", early)
     short = opened(tmp_path)
     for tokens in (1, 2, 9):
         expected, found = hidden(plain, tokens), hidden(short, tokens)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.launch import power
+from engine.kernels.triton.launch import launch, power
 
 
 @triton.jit
@@ -32,8 +32,11 @@ def _turn(out, x, cos, sin, HALF: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _rotate(
     out_q, out_k, q, k, cos, sin, q_head, q_token, k_head, k_token,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c, s = cos + token * DIM, sin + token * DIM
     if head < QUERIES:
@@ -45,12 +48,16 @@ def _rotate(
         _turn(out, k + token * k_token + key * k_head, c, s, DIM // 2, PADDED)
 
 
-def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """[1, heads, tokens, dim], of any strides but the last; cos and sin [1, tokens, dim] -> the same."""
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
+    """[1, heads, tokens, dim], of any strides but the last; cos and sin [1, tokens, dim] -> the same.
+
+    `pdl` as in Tile.
+    """
     (_, queries, tokens, dim), keys = q.shape, k.shape[1]
     out_q, out_k = q.new_empty(1, tokens, queries, dim), k.new_empty(1, tokens, keys, dim)
     _rotate[(tokens, queries + keys)](
         out_q, out_k, q, k, cos, sin, q.stride(1), q.stride(2), k.stride(1), k.stride(2),
-        QUERIES=queries, KEYS=keys, DIM=dim, PADDED=power(dim // 2), num_warps=1,
+        QUERIES=queries, KEYS=keys, DIM=dim, PADDED=power(dim // 2), PDL=pdl, num_warps=1,
+        **launch(pdl),
     )  # fmt: skip
     return out_q.transpose(1, 2), out_k.transpose(1, 2)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.launch import launch
+
 TILE = 1024
 
 
@@ -23,8 +25,14 @@ def _rounded(number, dtype: tl.constexpr):
 
 
 @triton.jit
-def _xielu(out, x, count, positive, negative, beta, eps, TILE: tl.constexpr):
+def _xielu(
+    out, x, count, positive, negative, beta, eps,
+    TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Rounded where torch rounds."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     there = at < count
     dtype: tl.constexpr = x.dtype.element_ty
@@ -36,10 +44,13 @@ def _xielu(out, x, count, positive, negative, beta, eps, TILE: tl.constexpr):
     tl.store(out + at, tl.where(value > 0, above, below).to(dtype), mask=there)
 
 
-def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-    """x: contiguous, of any shape. The numbers are already rounded to its dtype."""
+def xielu(
+    x: Tensor, positive: float, negative: float, beta: float, eps: float, *, pdl: bool = False
+) -> Tensor:
+    """x: contiguous, of any shape. The numbers are already rounded to its dtype. `pdl` as in Tile."""
     out = torch.empty_like(x)
     _xielu[(triton.cdiv(x.numel(), TILE),)](
-        out, x, x.numel(), positive, negative, beta, eps, TILE=TILE, num_warps=4
-    )
+        out, x, x.numel(), positive, negative, beta, eps, TILE=TILE, PDL=pdl, num_warps=4,
+        **launch(pdl),
+    )  # fmt: skip
     return out
