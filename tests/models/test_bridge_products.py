@@ -204,3 +204,20 @@ def test_all_norms_of_a_model_are_shorter(tmp_path: Path, monkeypatch: pytest.Mo
     found = [each for each in model.modules() if type(each).__name__.endswith("RMSNorm")]
     assert len(found) == 4 * 2 + 1
     assert all("forward" in vars(each) for each in found)
+
+
+def test_parts_and_products_in_one_launch_change_nothing_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms, rotations and activations of Apertus are replaced, each with the model's own code behind it."""
+    reference(*BRIDGED["apertus"], tmp_path)
+    expected = tiny("apertus", tmp_path)
+    monkeypatch.setattr(switches, "SHORT_PARTS", True)
+    monkeypatch.setattr(switches, "SHORT_PRODUCTS", True)
+    model = loaded(ModelPlace("apertus", tmp_path))
+    names = ["RMSNorm"] * 9 + ["XIELUActivation"] * 2 + ["Attention"] * 2 + ["Linear"] * 12
+    found = [
+        type(each).__name__.removeprefix("Apertus") for each in model.modules() if "forward" in vars(each)
+    ]
+    assert sorted(found) == sorted(names)
+    assert torch.equal(logits_of(model, torch.arange(3, 33)), expected)

@@ -40,7 +40,7 @@ def _attention(
 
 def _adapted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor | None:
     """The same for the families with adapters; None outside of a visit."""
-    return None if _visit.get(None) is None else _attention(module, query, key, value, **kwargs)[0]
+    return _attention(module, query, key, value, **kwargs)[0] if visiting() else None
 
 
 def implementation_of(theirs: Any) -> str:
@@ -61,6 +61,10 @@ def visited_by(visit: Visit) -> Iterator[None]:
         yield
     finally:
         _visit.reset(token)
+
+
+def visiting() -> bool:
+    return _visit.get(None) is not None
 
 
 class BridgedModel(nn.Module):

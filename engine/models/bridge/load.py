@@ -14,6 +14,7 @@ from engine.models.bridge.interface import BridgedModel, implementation_of
 from engine.models.bridge.norms import shorten_norms
 from engine.models.bridge.probe import probe, probe_products, probe_without_weights
 from engine.models.bridge.products import BridgedProducts
+from engine.models.bridge.short import shorten_parts, shorten_products
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
@@ -37,9 +38,13 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
     if switches.SHORT_NORMS:
         shorten_norms(model)
+    if switches.SHORT_PARTS:
+        shorten_parts(model)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
     logits = probe(bridged, fields)
     bridged.products = BridgedProducts(model, bridged.trunk, None if request.dummy else request.place.folder)
+    if switches.SHORT_PRODUCTS:
+        shorten_products(place.module for places in bridged.products.layers for place in places)
     probe_products(bridged, bridged.products, fields, logits)
     bridged.products.use(request.quantization)
     return bridged

@@ -5,7 +5,6 @@ the same.
 """
 
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 def shorten_norms(model: nn.Module) -> int:
     """Let all norms of this kind be computed by torch's own. Return how many there are."""
-    found = [each for each in model.modules() if _is_that_of_llama(each)]
+    found = [each for each in model.modules() if is_that_of_llama(each)]
     for each in found:
         norm: Any = each
         norm.forward = partial(rms_norm, norm.weight, norm.variance_epsilon)
@@ -27,13 +26,17 @@ def rms_norm(weight: Tensor, eps: float, hidden_states: Tensor) -> Tensor:
     return weight * F.rms_norm(hidden_states, weight.shape, None, eps)
 
 
-def _is_that_of_llama(module: nn.Module) -> bool:
+def is_that_of_llama(module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__name__.endswith("RMSNorm") and _does(kind.forward.__code__) == _THEIRS
+    return kind.__name__.endswith("RMSNorm") and code_of(kind.forward) == _THEIRS
 
 
-def _does(code: CodeType) -> tuple[Any, ...]:
-    return code.co_code, code.co_names, code.co_consts
+def code_of(function: Any) -> tuple[Any, ...] | None:
+    """What a function does, without its name and text. None: it is not written in Python."""
+    if (code := getattr(function, "__code__", None)) is None:
+        return None
+    constants = code.co_consts[1:] if function.__doc__ else code.co_consts
+    return code.co_code, code.co_names, constants, function.__defaults__
 
 
-_THEIRS = _does(LlamaRMSNorm.forward.__code__)
+_THEIRS = code_of(LlamaRMSNorm.forward)
