@@ -39,6 +39,14 @@ def bytes_ahead(config: "EngineConfig") -> int:
     return MOST if config.kv_host is None else min(round(config.kv_host * 1e9), MOST)
 
 
+def slab_bytes(each: int) -> int:
+    """How much is pinned at a time, for blocks of `each` bytes. torch rounds it up to a power of two.
+
+    So few large blocks in a piece would leave up to half of it unused.
+    """
+    return PIECE if LATER and each <= PIECE // 8 else SLAB
+
+
 def blocks_ahead(nbytes: int, each: int) -> int:
     """How many blocks of `each` bytes fit, in whole slabs: the rest of one would be pinned beside a start."""
     per_slab = SLAB // each

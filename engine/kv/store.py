@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName, LayerSpec, keeps_state, why_not_packed
 from engine.api.errors import BadInput
+from engine.kv import pinned
 from engine.kv.host_memory import HostMemory, Pairs
-from engine.kv.pinned import LATER, PAUSES, PIECE, SLAB, pinned_ahead
 from engine.timeline import timed
 
 # A compressed cache stores each number in one byte, and a scale for each head of each token. In int4, a byte
@@ -150,7 +150,7 @@ class KVStore:
             self.layers[index].sinks = scores
         filled = None
         if pin is None and device.type == "cuda":
-            pin, filled = partial(_pinned, device), pinned_ahead.give_back
+            pin, filled = partial(_pinned, device), pinned.pinned_ahead.give_back
         each = self.block_bytes(held, block_size, dtype, scheme)
 
         def slab(count: int) -> list[KVLayer]:
@@ -162,8 +162,8 @@ class KVStore:
             return [with_state(spec, count, parts.next) for spec in held]
 
         self.block_nbytes, self._slab_in = each, slab_in
-        per_slab = host_blocks if pin is None else (PIECE if LATER else SLAB) // each
-        pauses = PAUSES if LATER else None
+        per_slab = host_blocks if pin is None else pinned.slab_bytes(each) // each
+        pauses = pinned.PAUSES if pinned.LATER else None
         self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None, pauses=pauses)
 
     def _grouped(self, specs: Sequence[LayerSpec]) -> list[KVLayer]:
@@ -335,7 +335,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def _pinned(device: torch.device, nbytes: int) -> Tensor:
-    if (ahead := pinned_ahead.take(nbytes)) is not None:
+    if (ahead := pinned.pinned_ahead.take(nbytes)) is not None:
         return torch.from_numpy(ahead)
     with torch.cuda.device(device), timed("host memory pinned by torch"):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

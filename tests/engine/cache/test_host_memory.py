@@ -9,7 +9,7 @@ import torch
 
 from engine.api.cache_spec import LayerSpec
 from engine.execution.cache_blocks import blocks_of
-from engine.kv import store
+from engine.kv import pinned
 from engine.kv.host_memory import HostMemory
 from engine.kv.store import KVStore
 from engine.kv.tiers.host import HostTier
@@ -44,7 +44,7 @@ def pinning() -> Iterator[Pinning]:
 
 @pytest.fixture
 def kv(pinning: Pinning, monkeypatch: pytest.MonkeyPatch) -> KVStore:
-    monkeypatch.setattr(store, "SLAB", 2 * BLOCK + 1)
+    monkeypatch.setattr(pinned, "SLAB", 2 * BLOCK + 1)
     made = KVStore(
         [SPEC] * 2, blocks=6, block_size=16, host_blocks=5, dtype=torch.float32, device=CPU,
         pin=pinning,

@@ -363,7 +363,7 @@ def test_copies_are_launched_by_layer_over_all_slabs(
 ) -> None:
     """`blocks`: of a slab. The last two blocks are those of another load."""
     each = KVStore.block_bytes(LAYERS, 16, torch.float16)
-    monkeypatch.setattr("engine.kv.store.SLAB", blocks * each)
+    monkeypatch.setattr("engine.kv.pinned.SLAB", blocks * each)
     store, made, events = store_of(stream)
     load = OnStream([partial(store.swap_in, [(at, at) for at in range(6)])], made)
     assert len(store.host.slabs) == -(-8 // blocks) and not load.done()

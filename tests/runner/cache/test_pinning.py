@@ -10,7 +10,7 @@ import torch
 from engine.api.events import Preempted
 from engine.execution import budget
 from engine.execution.changes import Recache
-from engine.kv import store
+from engine.kv import pinned
 from engine.kv.store import KVStore
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
@@ -36,8 +36,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(store, "LATER", True)
-    monkeypatch.setattr(store, "PAUSES", 0.0)
+    monkeypatch.setattr(pinned, "LATER", True)
+    monkeypatch.setattr(pinned, "PAUSES", 0.0)
 
     class Store(KVStore):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -68,7 +68,8 @@ def preempted(engine: Engine) -> list[int]:
 def test_requests_are_recomputed_until_memory_is_pinned_and_swapped_then(
     llama: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "PIECE", 2**16)
+    monkeypatch.setattr(pinned, "PIECE", 2**16)
+    monkeypatch.setattr(pinned, "SLAB", 2**16)
     engine, gone = swapping(llama, host_blocks=32)
     host = engine.runner.store.host  # type: ignore[attr-defined]
     expected = alone(llama, PROMPT).tokens
