@@ -3,10 +3,9 @@
 tests/kernels/steps/recorded has what is launched: after a change, write it again (test_launches.py).
 """
 
-SHORT_NORMS = False  # norms of transformers' models in two launches instead of eight; no GPU has run them
-SHORT_PARTS = False  # their norms, rotations and xIELU in one launch each; no GPU has run them
-SHORT_PRODUCTS = False  # their products of one row in our kernel; no GPU has run them
-SHORT_EARLY = False  # these launches of a few rows before the previous kernel ends; no GPU has run them
+SHORT_PARTS = True  # norms, rotations and xIELU of transformers' models in one launch each
+SHORT_PRODUCTS = True  # their products of one row in our kernel
+SHORT_EARLY = True  # these launches of a few rows before the previous kernel ends
 ONE_ROW = True  # one row of a mixture of experts in three kernels
 IN_TURNS = False  # one row's product with a large FP8 weight in one wave of programs
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours

@@ -1,4 +1,4 @@
-"""The linear layers of models that transformers runs, in every scheme, and their norms in fewer launches."""
+"""The linear layers of models that transformers runs, in every scheme, and their parts in fewer launches."""
 
 import json
 from functools import cache
@@ -149,61 +149,15 @@ def test_code_that_reads_weights_itself_is_refused(tmp_path: Path, monkeypatch: 
     assert reasons["none"] == "" and reasons["int8"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_shorter_norm_gives_the_numbers_of_transformers(dtype: torch.dtype) -> None:
-    from transformers.models.arcee.modeling_arcee import ArceeRMSNorm
-
-    from engine.models.bridge.norms import shorten_norms
-
-    torch.manual_seed(0)
-    norm = ArceeRMSNorm(48, 1e-5).to(dtype).requires_grad_(False)
-    norm.weight.normal_()
-    rows = torch.cat([torch.randn(3, 48) * scale for scale in (1e-3, 1.0, 100.0)]).to(dtype)[None]
-    wide = rows.float()  # some models norm other types than that of their weights
-    expected = [norm(rows), norm(wide)]
-    assert shorten_norms(norm) == 1 and "forward" in vars(norm)
-    for each, given in zip(expected, (rows, wide), strict=True):
-        assert torch.equal(norm(given), each) and norm(given).dtype is each.dtype
-
-
-@pytest.mark.cuda
-def test_a_shorter_norm_takes_two_launches_on_a_gpu() -> None:
-    from torch.profiler import ProfilerActivity, profile
-    from transformers.models.arcee.modeling_arcee import ArceeRMSNorm
-
-    from engine.models.bridge.norms import shorten_norms
-
-    norm = ArceeRMSNorm(4096, 1e-5).to("cuda", torch.bfloat16).requires_grad_(False)
-    norm.weight.normal_()
-    rows = torch.randn(1, 3, 4096, device="cuda", dtype=torch.bfloat16)
-    expected = norm(rows)
-    shorten_norms(norm)
-    torch.testing.assert_close(norm(rows), expected, rtol=2**-7, atol=0)  # the order of a sum, then rounding
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        norm(rows)
-        torch.cuda.synchronize()
-    kernels = [each.name for each in trace.events() or () if each.device_type.name == "CUDA"]
-    assert len(kernels) == 2, kernels
-
-
 def test_norms_with_other_code_stay_as_they_are() -> None:
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
     from transformers.models.helium.modeling_helium import HeliumRMSNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    from engine.models.bridge.norms import shorten_norms
+    from engine.models.bridge.short import shorten_parts
 
     for each in (Gemma2RMSNorm(8), HeliumRMSNorm(8), T5LayerNorm(8)):
-        assert shorten_norms(each) == 0 and "forward" not in vars(each)
-
-
-def test_all_norms_of_a_model_are_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switches, "SHORT_NORMS", True)
-    reference(*BRIDGED["apertus"], tmp_path)
-    model = loaded(ModelPlace("apertus", tmp_path))
-    found = [each for each in model.modules() if type(each).__name__.endswith("RMSNorm")]
-    assert len(found) == 4 * 2 + 1
-    assert all("forward" in vars(each) for each in found)
+        assert shorten_parts(each) == 0 and "forward" not in vars(each)
 
 
 def test_parts_and_products_in_one_launch_change_nothing_on_a_cpu(

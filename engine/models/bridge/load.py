@@ -11,7 +11,6 @@ from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
 from engine.kernels import switches
 from engine.models.bridge.interface import BridgedModel, implementation_of
-from engine.models.bridge.norms import shorten_norms
 from engine.models.bridge.probe import probe, probe_products, probe_without_weights
 from engine.models.bridge.products import BridgedProducts
 from engine.models.bridge.short import shorten_parts, shorten_products
@@ -36,8 +35,6 @@ def load_bridged(request: LoadRequest) -> BridgedModel:
     probe_without_weights(theirs, config, fields)
 
     model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
-    if switches.SHORT_NORMS:
-        shorten_norms(model)
     if switches.SHORT_PARTS:
         shorten_parts(model)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)

@@ -17,7 +17,6 @@ from transformers.models.llama import modeling_llama as llama
 
 from engine.kernels import switches
 from engine.models.bridge.interface import visiting
-from engine.models.bridge.norms import code_of, is_that_of_llama
 
 _ROTATION = "apply_rotary_pos_emb"
 _FEW = 1 << 16
@@ -30,7 +29,7 @@ def shorten_parts(model: nn.Module) -> int:
     changed = 0
     for each in model.modules():
         part: Any = each
-        if is_that_of_llama(each):
+        if _is_that_of_llama(each):
             part.forward = partial(_norm, part, part.forward)
         elif type(each) is XIELUActivation:
             part.forward = _xielu(part, part.forward)
@@ -88,7 +87,7 @@ def _with_rotation(forward: Any) -> FunctionType | None:
         return None
     theirs = forward.__globals__.get(_ROTATION)
     half = getattr(theirs, "__globals__", {}).get("rotate_half")
-    if (code_of(theirs), code_of(half)) != _LLAMA:
+    if (_code_of(theirs), _code_of(half)) != _TURN:
         return None
 
     def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Pair:
@@ -140,4 +139,18 @@ def _can_start_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-_LLAMA = code_of(getattr(llama, _ROTATION)), code_of(llama.rotate_half)
+def _is_that_of_llama(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__.endswith("RMSNorm") and _code_of(kind.forward) == _NORM
+
+
+def _code_of(function: Any) -> tuple[Any, ...] | None:
+    """What a function does, without its name and text. None: it is not written in Python."""
+    if (code := getattr(function, "__code__", None)) is None:
+        return None
+    constants = code.co_consts[1:] if function.__doc__ else code.co_consts
+    return code.co_code, code.co_names, constants, function.__defaults__
+
+
+_NORM = _code_of(llama.LlamaRMSNorm.forward)
+_TURN = _code_of(getattr(llama, _ROTATION)), _code_of(llama.rotate_half)

@@ -52,11 +52,13 @@ def test_the_same_in_fewer_launches(
 ) -> None:
     changes, share = MODELS[name]
     reference(name, changes, tmp_path)
-    plain = opened(tmp_path)
-    monkeypatch.setattr(switches, "SHORT_PARTS", True)
-    monkeypatch.setattr(switches, "SHORT_PRODUCTS", True)
-    monkeypatch.setattr(switches, "SHORT_EARLY", early)
-    short = opened(tmp_path)
+
+    def of(parts: bool, early: bool) -> Any:
+        for switch, on in (("SHORT_PARTS", parts), ("SHORT_PRODUCTS", parts), ("SHORT_EARLY", early)):
+            monkeypatch.setattr(switches, switch, on)
+        return opened(tmp_path)
+
+    plain, short = of(False, False), of(True, early)
     for tokens in (1, 2, 9):
         expected, found = hidden(plain, tokens), hidden(short, tokens)
         assert (found - expected).norm() < 0.02 * expected.norm(), tokens

@@ -1,6 +1,7 @@
 """Rotates queries and keys of one step, which are not in the cache yet, in one launch.
 
-For models that run their own code between kernels; others rotate as they write (rope_and_cache.py).
+For models that run their own code between kernels; others rotate as they write (rope_and_cache.py). Products
+and sums stay apart (`enable_fp_fusion`), so the numbers are those of torch.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
@@ -58,6 +59,6 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, pdl: bool = False)
     _rotate[(tokens, queries + keys)](
         out_q, out_k, q, k, cos, sin, q.stride(1), q.stride(2), k.stride(1), k.stride(2),
         QUERIES=queries, KEYS=keys, DIM=dim, PADDED=power(dim // 2), PDL=pdl, num_warps=1,
-        **launch(pdl),
+        enable_fp_fusion=False, **launch(pdl),
     )  # fmt: skip
     return out_q.transpose(1, 2), out_k.transpose(1, 2)
