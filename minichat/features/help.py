@@ -157,5 +157,7 @@ def help(context: Context) -> None:
 HELP = Feature(
     name="help",
     title="Help",
-    commands=(ScreenCommand("view.help", "View", "Show help", help, "f1", "help"),),
+    commands=(
+        ScreenCommand("view.help", "View", "Show help", help, "f1", "help", also="keys shortcuts bindings"),
+    ),
 )
