@@ -120,9 +120,9 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def on_key(self, event: Key) -> None:
-        """Type a letter into the prompt if an open drawer has the focus and no use for it."""
+        """Type a character into the prompt if an open drawer has the focus and no use for it."""
         letter, used = event.character or "", event.key in self.active_bindings
-        if self.panels.drawer_has_focus and not used and (letter.isalpha() or letter == "@"):
+        if self.panels.drawer_has_focus and not used and letter.isprintable() and letter.strip():
             event.stop()
             self.prompt.focus()
             self.prompt.insert(letter)
