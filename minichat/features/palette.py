@@ -96,8 +96,8 @@ def entries(context: Context) -> Iterator[PaletteEntry]:
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)
-            work = partial(context.run, command)
-            yield PaletteEntry(command.title, command.group, key, work, command.also)
+            start = partial(context.run, command)
+            yield PaletteEntry(command.title, command.group, key, start, command.also)
     for feature in context.features:
         if feature.offers is not None:
             for title, group, work in feature.offers(context):
