@@ -372,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _no_command(words[0])
     options, unknown = parser().parse_known_args(words)
     if unknown:  # argparse would point to the program's help, not the command's
-        _alone(words[0]).refuse(unknown, _HELP, _alone("generate"))
+        _alone(words[0]).refuse(unknown, _HELP, _alone("generate") if words[0] == "chat" else None)
     try:
         os.getcwd()
     except OSError:  # torch's libraries would end the program
