@@ -113,6 +113,17 @@ async def stories(it: Session, count: int) -> None:
     await it.until(lambda: len(it.tokens()) == count and min(it.tokens()) > 20)
 
 
+async def drawers() -> None:
+    """F3 in the middle of a reply, which is not forced on past its end; F4."""
+    async with program((120, 40)) as it:
+        await it.pilot.press("f3")
+        it.app.chats.active.send("Tell me a story about a fox.")
+        await it.until(lambda: it.app.chats.active.likely and max(it.tokens(), default=0) > 20)
+        await it.take("decoding-120x40")
+        await it.pilot.press("f4")
+        await it.take("quantization-120x40")
+
+
 async def strategies() -> None:
     """A search in the middle of a reply; along the tokens of one."""
     async with program((120, 40)) as it:
@@ -150,13 +161,7 @@ async def main() -> None:
     async with program((80, 24)) as it:
         await it.explain()
         await it.take("chat-80x24")
-    async with program((120, 40)) as it:
-        await stories(it, 1)
-        await it.pilot.press("f3")
-        await it.until(lambda: it.app.chats.active.likely)
-        await it.take("decoding-120x40")
-        await it.pilot.press("f4")
-        await it.take("quantization-120x40")
+    await drawers()
     await strategies()
     async with program((120, 40), blocks=BLOCKS, tour=True) as it:
         await it.until(lambda: it.app.main.query("TourPanel"))

@@ -342,10 +342,19 @@ _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _is_for_chat(word: str) -> bool:
-    """Whether the first word is an option or a question. A single word may be a mistyped command."""
+    """Whether the first word is an option or a question. A single word may be a mistyped command, unless it
+    has letters that no command has: Chinese has no blanks.
+    """
     if word.startswith("-"):
         return word not in _HELP
-    return any(letter.isspace() for letter in word.strip())
+    return not word.isascii() or any(letter.isspace() for letter in word.strip())
+
+
+def _alone(name: str) -> Parser:
+    """The parser of one command."""
+    command = Parser(prog=f"minichat {name}")
+    _ADD[name](command)
+    return command
 
 
 def _no_command(word: str) -> NoReturn:
@@ -363,9 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _no_command(words[0])
     options, unknown = parser().parse_known_args(words)
     if unknown:  # argparse would point to the program's help, not the command's
-        alone = Parser(prog=f"minichat {words[0]}")
-        _ADD[words[0]](alone)
-        alone.refuse(unknown, _HELP)
+        _alone(words[0]).refuse(unknown, _HELP, _alone("generate") if words[0] == "chat" else None)
     try:
         os.getcwd()
     except OSError:  # torch's libraries would end the program

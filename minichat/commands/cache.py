@@ -16,6 +16,9 @@ from minichat.shell.paths import locate
 
 def run(options: argparse.Namespace) -> int:
     place = expanded(options.folder) if options.folder else locate().cache
+    if options.folder and not Path(place).is_dir():
+        print(f"minichat: there is no folder {place}", file=sys.stderr)
+        return 1
     disk = DiskRoom.parse(f"{place}:1")
     try:
         if not disk.folder.is_dir():

@@ -24,7 +24,7 @@ HELP = f"""\
 {SET}
 /stats          show engine statistics
 /help           show this list
-/quit           quit (also Ctrl+D); Ctrl+C stops a reply"""
+/quit           quit (also Ctrl+D); Ctrl+C stops a reply, twice quits"""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,13 +74,18 @@ class Talk:
         return 0
 
     def _read(self) -> str | None:
-        try:
-            return input("> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            print()
-            return None
+        """The next line; None at the end, or after Ctrl+C twice: the first may have come too late."""
+        typed = sys.stdin.isatty()
+        for last in (not typed, True):
+            try:
+                return input("> " if typed else "")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                print("" if last else "\nminichat: press Ctrl+C again to quit")
+                if last:
+                    break
+        return None
 
     def _command(self, line: str) -> None:
         match line.split():
@@ -115,23 +120,24 @@ class Talk:
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
-        began, tokens, pieces = time.monotonic(), 0, []
+        began, tokens, pieces, stream = time.monotonic(), 0, [], None
         try:
             stream = self.host.submit(self.messages, self.params, adapter=self.adapter)
-            stream.accepted.result()
+            stream.accepted.result()  # a refusal raises here
+            for delta in stream:
+                tokens += len(delta.tokens)
+                pieces.append(delta.text)
+                print(delta.text, end="", flush=True)
         except EngineError as error:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1
             ways = "; /new starts a new conversation" if grown else ""
             print(f"minichat: {error}{ways}")
             return
-        try:
-            for delta in stream:
-                tokens += len(delta.tokens)
-                pieces.append(delta.text)
-                print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
-            self.host.send(Abort((stream.id,))).result()
+            if stream is not None:
+                with suppress(EngineError):  # refused in the meantime
+                    self.host.send(Abort((stream.id,))).result()
             print(" [stopped]", end="")
         else:
             if delta.finish is Finish.FAILED:

@@ -77,6 +77,7 @@ class ScreenCommand:
     footer: str = ""  # its label in the last line
     priority: bool = False  # also works above dialogs
     palette: bool = True
+    also: str = ""  # other words for it, which find it in the palette
     greeting: str = ""  # how an empty chat describes it
     enabled: Callable[[Context], bool] = always  # otherwise it is not listed and its key does nothing
 

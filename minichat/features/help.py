@@ -17,7 +17,7 @@ from minichat.features.feature import Context, Feature, HelpSection, ScreenComma
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
-Row = tuple[str, str]  # keys, and what they do
+Row = tuple[str, str, str]  # keys, what they do, and other words for that
 Section = tuple[str, list[Row]]  # title and rows
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
@@ -97,15 +97,15 @@ class HelpScreen(Dialog[ScreenCommand]):
         """The commands by group, then the keys of each place."""
         for group, commands in groupby(self._commands, key=lambda command: command.group):
             rows = [
-                (" ".join(map(key_name, keys)), each.title)
+                (" ".join(map(key_name, keys)), each.title, each.also)
                 for each in commands
                 if (keys := self._keys.of(each.id)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
-                rows.append((self._keys.names(_CHATS), "Go to chat 1-9"))
+                rows.append((self._keys.names(_CHATS), "Go to chat 1-9", ""))
             yield group, rows
         for section in self._sections:
-            yield self._named(section.title), [(self._named(keys), what) for keys, what in section.rows]
+            yield self._named(section.title), [(self._named(keys), what, "") for keys, what in section.rows]
 
     def _named(self, text: str) -> str:
         """Replace the binding ids in a text by their keys."""
@@ -121,7 +121,7 @@ def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:
     """The lines of a section; a long description wraps under its start."""
     lines = [Content.styled(title, "bold $text-primary")]
     room = _KEYS if width >= _NARROW else _FEW_KEYS
-    for keys, what in rows:
+    for keys, what, _ in rows:
         first, *more = wrap(what, max(width - room - 2, 16))
         if len(keys) >= room:  # the description starts on the next line
             lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
@@ -157,5 +157,7 @@ def help(context: Context) -> None:
 HELP = Feature(
     name="help",
     title="Help",
-    commands=(ScreenCommand("view.help", "View", "Show help", help, "f1", "help"),),
+    commands=(
+        ScreenCommand("view.help", "View", "Show help", help, "f1", "help", also="keys shortcuts bindings"),
+    ),
 )

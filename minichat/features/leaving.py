@@ -68,6 +68,6 @@ LEAVING = Feature(
     title="Quit",
     commands=(
         ScreenCommand("program.restart", "Program", "Restart, keeping all chats", restart, "f5"),
-        ScreenCommand("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True),
+        ScreenCommand("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True, also="exit"),
     ),
 )

@@ -164,5 +164,5 @@ def choose(context: Context) -> None:
 MODELS = Feature(
     name="models",
     title="Models",
-    commands=(ScreenCommand("model.pick", "Program", "Choose a model", choose, "alt+o"),),
+    commands=(ScreenCommand("model.pick", "Program", "Choose a model", choose, "alt+o", also="load switch"),),
 )

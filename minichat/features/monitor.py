@@ -113,6 +113,7 @@ MONITOR = Feature(
             toggle,
             "f2",
             "monitor",
+            also="stats statistics gpu internals",
             greeting="shows the engine at work",
         ),
         ScreenCommand("view.to_monitor", "View", "Focus the monitor", go, "alt+m"),

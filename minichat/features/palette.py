@@ -25,6 +25,14 @@ class PaletteEntry(NamedTuple):
     group: str
     key: str
     work: Work
+    also: str = ""
+
+    def match(self, query: str) -> tuple[int, tuple[int, ...]]:
+        """How well the query matches, and the letters of the title that do."""
+        found = match(query, self.title)
+        if any(word.startswith(query.lower()) for word in self.also.split()):
+            return max(found, (match(query, query)[0], ()))
+        return found
 
 
 class Palette(PickScreen[Work]):
@@ -49,7 +57,7 @@ class Palette(PickScreen[Work]):
         listed = list(entries(self.context))
         found: list[tuple[float, Sequence[int], PaletteEntry]] = [(0, (), entry) for entry in listed]
         if query := query.strip():
-            scored = [(*match(query, entry.title), entry) for entry in listed]
+            scored = [(*entry.match(query), entry) for entry in listed]
             found = sorted((each for each in scored if each[0] > 0), key=lambda each: -each[0])
         self.say("" if found else "No command matches")
         right = _columns([entry for *_, entry in found], self._width - _TITLE)
@@ -88,7 +96,8 @@ def entries(context: Context) -> Iterator[PaletteEntry]:
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)
-            yield PaletteEntry(command.title, command.group, key, partial(context.run, command))
+            start = partial(context.run, command)
+            yield PaletteEntry(command.title, command.group, key, start, command.also)
     for feature in context.features:
         if feature.offers is not None:
             for title, group, work in feature.offers(context):

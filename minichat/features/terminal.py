@@ -61,7 +61,7 @@ TERMINAL = Feature(
     title="Terminal",
     commands=(
         ScreenCommand("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
-        ScreenCommand("view.theme", "View", "Choose a theme", theme),
+        ScreenCommand("view.theme", "View", "Choose a theme", theme, also="colors colours dark light"),
         ScreenCommand("view.copy_theme", "View", "Copy this theme to edit it", copy_theme),
         ScreenCommand("view.redraw", "View", "Redraw the screen", redraw, "ctrl+l", priority=True),
     ),

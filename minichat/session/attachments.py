@@ -73,6 +73,8 @@ class Missing:
     near: str = ""  # an existing file with a similar name
 
     def __str__(self) -> str:
+        if self.near == self.name:
+            return f"{self.name} is a link to a file that does not exist"
         return f"no such file: {self.name}" + (f"; did you mean {self.near}?" if self.near else "")
 
     @property

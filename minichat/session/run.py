@@ -19,6 +19,7 @@ STATES: dict[Finish, State] = {
     Finish.ABORTED: "stopped",
     Finish.FAILED: "failed",
 }
+_WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 
@@ -144,6 +145,12 @@ class RunningReply:
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first
         self.copied = past.copied  # the first batch has them
+
+    def stats_so_far(self, now: float, params: SamplingParams) -> ReplyStats:
+        """Up to the last tokens, which the screen receives in batches, unless it has waited long for more."""
+        if self.last is not None and now - self.last < _WAITED:
+            now = self.last
+        return self.stats(now, params)
 
     def stats(self, now: float, params: SamplingParams) -> ReplyStats:
         return ReplyStats(

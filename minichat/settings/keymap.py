@@ -85,7 +85,7 @@ def _fault(key: str, given: str, bound: Bound) -> str:
         return f'"{given}": {last or "nothing"} is not a key; write keys like ctrl+n, f5, alt+enter or ?'
     if other := SAME_TO_A_TERMINAL.get(key):
         return f'"{given}" is the same as {other} in a terminal; use another key'
-    if bound.priority and not modifiers and key_to_character(key) is not None:
+    if (bound.priority or bound.place == "prompt") and not modifiers and key_to_character(key) is not None:
         return f'"{given}" would act while you type; use a key like ctrl+n or f5'
     if not bound.place and not bound.priority and key in _editing():
         return f'"{given}" edits text in the prompt; use another key'

@@ -50,7 +50,12 @@ def read_params(
             report(name, unknown(name, FIELDS))
             continue
         try:
-            params = params.changed(**{name: value})
+            changed = params.changed(**{name: value})
+            if name == "grammar" and changed.grammar is not None:
+                from engine.grammar.source import check  # a first frame needs no grammars
+
+                check(changed.grammar)
+            params = changed
         except BadParams as error:
             report(name, error.problem)
     return params

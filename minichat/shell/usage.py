@@ -15,12 +15,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
-    def refuse(self, unknown: Sequence[str], also: Iterable[str] = ()) -> NoReturn:
-        """Report unknown arguments; `also` lists further options to suggest."""
+    def refuse(
+        self, unknown: Sequence[str], also: Iterable[str] = (), other: "Parser | None" = None
+    ) -> NoReturn:
+        """Report unknown arguments; `also` lists further options to suggest, `other` may take the option."""
         slip = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
         near = near_to(slip, [*self._option_string_actions, *also])
         if slip in _REPLACED:
             near = f"; use {_REPLACED[slip]}"
+        elif other is not None and slip in other._option_string_actions:
+            near = f"; {other.prog} takes {slip}"
         elif len(unknown) == 1 and not slip and "--name" in self._option_string_actions:
             near = f"; did you mean --name {shlex.quote(unknown[0])}?"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")

@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.events import DescendantBlur, DescendantFocus, Key, Resize
+from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -120,12 +120,19 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def on_key(self, event: Key) -> None:
-        """Type a letter into the prompt if an open drawer has the focus and no use for it."""
+        """Type a character into the prompt if the part with the focus has no use for it."""
         letter, used = event.character or "", event.key in self.active_bindings
-        if self.panels.drawer_has_focus and not used and (letter.isalpha() or letter == "@"):
+        if not used and letter.isprintable() and letter.strip():
+            self._into_prompt(event, letter)
+
+    def on_paste(self, event: Paste) -> None:
+        self._into_prompt(event, event.text)
+
+    def _into_prompt(self, event: Key | Paste, text: str) -> None:
+        if self.focused is not self.prompt:  # which has taken it
             event.stop()
             self.prompt.focus()
-            self.prompt.insert(letter)
+            self.prompt.insert(text)
 
     def _arranged(self) -> None:
         """Lay out again: a panel was opened or closed."""

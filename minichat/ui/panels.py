@@ -56,10 +56,6 @@ class Panels:
     def drawer_open(self) -> bool:
         return self._open is not None and not self.side_fills
 
-    @property
-    def drawer_has_focus(self) -> bool:
-        return self._open is not None and self._open.widget.has_focus_within
-
     def lay_out(self, plan: Layout) -> None:
         """Apply a layout."""
         for each in self.all:

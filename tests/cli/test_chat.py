@@ -6,10 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from engine.api.params import SamplingParams
+from engine.host.stream import Stream
 from engine.host.thread import EngineThread
+from minichat.commands import chat
 from tests.cli.conftest import Ran, Run
 
 Talk = Callable[..., Ran]
@@ -109,7 +114,7 @@ def test_commands_print_a_reply(talk: Talk, line: str, reply: str) -> None:
         (("--top-p", 0.5), "--top-p has no effect with --temperature 0"),
         (("--plain", "--engine", "process"), "--engine has no effect with --plain"),
         (("--plain", "--ascii"), "--ascii has no effect with --plain"),
-        (("--n", 4), "unrecognized arguments: --n; see minichat chat --help"),
+        (("--n", 4), "unrecognized arguments: --n; minichat generate takes --n; see minichat chat --help"),
     ],
 )
 def test_options_without_effect_are_bad_usage(talk: Talk, options: tuple[object, ...], error: str) -> None:
@@ -121,6 +126,35 @@ def test_options_without_effect_are_bad_usage(talk: Talk, options: tuple[object,
 def test_changed_options_apply_from_the_next_reply(talk: Talk) -> None:
     four, one = talk("a").out, talk("/set max_tokens 1", "a").out
     assert four.startswith(one.rstrip("\n")) and four != one
+
+
+def test_control_c_before_the_first_token_stops_the_reply_and_the_chat_continues(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = EngineThread.submit
+    streams: list[Stream] = []
+
+    def interrupted(self: EngineThread, *given: Any, **more: Any) -> Stream:
+        streams.append(stream := submit(self, *given, **more))
+        if len(streams) == 1:
+            stream.accepted = Mock(result=Mock(side_effect=[KeyboardInterrupt, stream.accepted.result()]))
+        return stream
+
+    monkeypatch.setattr(EngineThread, "submit", interrupted)
+    ran = talk("a", "b")
+    assert (ran.code, ran.err, len(streams)) == (0, "", 2)
+    assert ran.out.startswith(" [stopped]\n") and ran.out.count("\n") == 2
+
+
+def test_control_c_that_came_after_the_reply_does_not_quit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = Mock(side_effect=[KeyboardInterrupt, "/set seed", KeyboardInterrupt, KeyboardInterrupt])
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
+    assert chat.Talk(Mock(), SamplingParams(), None).run() == 0
+    again = "\nminichat: press Ctrl+C again to quit\n"
+    assert capsys.readouterr().out.endswith(f"{again}{chat.SET}\n{again}\n")
 
 
 def test_a_conversation_that_is_too_long_is_reported_and_continues(talk: Talk) -> None:

@@ -118,6 +118,11 @@ def test_generate_sends_the_name_of_a_file_as_text_and_warns(
     assert run("generate", "-", *words).err == ""
 
 
+def test_a_question_in_a_language_without_blanks_is_sent(run: Run, chat_model: Path) -> None:
+    ran = run("你好吗？", "--model", chat_model, *OPTIONS)
+    assert (ran.code, ran.err) == (0, "") and ran.out
+
+
 @pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])
 def test_one_word_is_no_question_but_a_possible_typo(run: Run, word: str) -> None:
     ran = run(word)

@@ -98,6 +98,10 @@ def test_values_are_read(file: Path) -> None:
             "3: sampling.min_tokens: 9 is more than max_tokens (5)",
         ),
         (
+            "sampling.grammar = {kind = 'regex', text = '['}",
+            "1: sampling.grammar: invalid regex: unclosed character class",
+        ),
+        (
             "[keys]\n'chat.new' = 5",
             '2: keys.chat.new: must be a key like "ctrl+n", or a list of keys, got 5',
         ),

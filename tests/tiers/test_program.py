@@ -114,6 +114,8 @@ def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.Captu
         return capsys.readouterr().out
 
     assert "no blocks in" in run()
+    assert cache.run(argparse.Namespace(folder=str(tmp_path / "typo"), clear=False)) == 1
+    assert capsys.readouterr().err == f"minichat: there is no folder {tmp_path / 'typo'}\n"
     disk = DiskRoom.parse(f"{tmp_path}:1")
     index = DiskIndex(disk.folder, disk.nbytes)
     put(index, 1, 2, 3)

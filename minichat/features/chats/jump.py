@@ -124,5 +124,15 @@ def jump(context: Context) -> None:
 JUMP = Feature(
     name="jump",
     title="All chats",
-    commands=(ScreenCommand("chat.jump", "Chats", "Go to a chat, or search in all", jump, "ctrl+o", "jump"),),
+    commands=(
+        ScreenCommand(
+            "chat.jump",
+            "Chats",
+            "Go to a chat, or search in all",
+            jump,
+            "ctrl+o",
+            "jump",
+            also="history find",
+        ),
+    ),
 )

@@ -170,6 +170,7 @@ DECODING = Feature(
             toggle,
             "f3",
             "decoding",
+            also="sampling temperature top-k top-p min-p seed beams grammar json regex speculation greedy",
             greeting="how replies are sampled",
         ),
         SAVE,

@@ -65,6 +65,7 @@ QUANTIZATION = Feature(
             "Quantization and memory",
             toggle,
             "f4",
+            also="weights cache int8 int4 fp8 ram",
             greeting="how weights are stored",
         ),
     ),

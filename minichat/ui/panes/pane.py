@@ -138,7 +138,7 @@ class ChatPane(Vertical):
             return ""
         if run.first is None:
             return "waiting"
-        stats = run.stats(self.conversation.services.clock(), chat.params)
+        stats = run.stats_so_far(self.conversation.services.clock(), chat.params)
         rate = f"{stats.rate:,.0f} tok/s" if stats.seconds - stats.ttft >= _RATE_AFTER else ""
         count = f"{stats.tokens:,} tok" if self.size.width >= 40 or not rate else ""
         figures = "  ".join(filter(None, (rate, count)))

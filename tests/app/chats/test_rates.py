@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.api.request import Finish
+from minichat.features.chats.overview import state_of
 from tests.app.conftest import run
 
 
@@ -31,3 +32,25 @@ async def test_the_rate_of_a_reply_that_was_lost_ends_with_its_last_token(bench:
         reply.end(Finish.FAILED, error="lost")
         await it.until(lambda: not it.app.chats.active.streaming)
         assert it.app.chats.active.chat.messages[-1].stats.rate == 2
+
+
+@run
+async def test_the_rate_of_a_running_reply_is_that_of_the_tokens_that_have_arrived(
+    bench: Callable[..., Any],
+) -> None:
+    """Many chats are drawn in turn, so their tokens arrive in batches."""
+    now = 100.0
+    async with bench((100, 30), clock=lambda: now) as it:
+        reply = await it.say("hello")
+        for token in ("one ", "two ", "three"):
+            reply.say(token)
+            await it.until(lambda token=token: token.strip() in it.screen_text())
+            now += 0.5
+        now += 1
+        assert state_of(it.app.chats.active)[0] == "2 tok/s"
+        it.main.pane.show_figures()
+        assert it.main.pane.head.figures.startswith("2 tok/s")
+        now += 10  # no token for so long counts
+        assert state_of(it.app.chats.active)[0] == "0 tok/s"
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)

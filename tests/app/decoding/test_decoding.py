@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.events import MouseScrollDown, MouseScrollUp
+from textual.events import MouseScrollDown, MouseScrollUp, Paste
 
 from engine.api.errors import BadParams
 from engine.api.events import TokenLogprob
@@ -241,16 +241,24 @@ async def test_the_key_bar_names_only_keys_that_the_field_uses(bench: Callable[.
 
 
 @run
-async def test_letters_that_a_drawer_does_not_use_go_to_the_prompt(
+async def test_characters_without_another_use_go_to_the_prompt(
     bench: Callable[..., Any],
 ) -> None:
     async with bench((120, 40)) as it:
-        for key in ("f3", "f4", "alt+g"):
+        for key, text in (("f3", "7+5?"), ("f4", "(a)"), ("alt+g", "Hello")):
             with case(key):
-                await it.pilot.press(key, "H", *"ello")
+                await it.pilot.press(key, *text)
                 await it.until(lambda: it.app.focused is it.main.prompt)
-                assert it.main.prompt.text == "Hello"
+                assert it.main.prompt.text == text
                 it.main.prompt.put("")
+        it.main.transcript.focus()
+        await it.pilot.press(*"tell")
+        await it.until(lambda: it.main.prompt.text == "tell")
+        it.main.prompt.put("")
+        await it.pilot.press("f3")
+        it.app.post_message(Paste("(pasted)"))
+        await it.until(lambda: it.main.prompt.text == "(pasted)")
+        it.main.prompt.put("")
         await it.pilot.press("alt+g", "p")
         assert it.main.tabs.tabs[0].pinned and it.main.prompt.text == ""
         await it.pilot.press("f3")

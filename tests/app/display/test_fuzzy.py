@@ -1,11 +1,15 @@
 """Fuzzy search in the palette."""
 
 from itertools import combinations, pairwise
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minichat.features import BUILT_IN
+from minichat.features.palette import PaletteEntry
+from minichat.features.table import commands
 from minichat.ui.dialogs.fuzzy import match
 
 
@@ -54,3 +58,20 @@ def test_the_score_is_the_best_of_all_ways(query: str, text: str) -> None:
     score, places = match(query, text)
     assert score == max(scores, default=0)
     assert not scores or value(places) == score
+
+
+@pytest.mark.parametrize(
+    ("typed", "title"),
+    [
+        ("temperature", "Decoding settings of this chat"),
+        ("beam", "Decoding settings of this chat"),
+        ("Undo", "Reopen the last closed chat"),
+        ("exit", "Quit"),
+        ("dark", "Choose a theme"),
+        ("history", "Go to a chat, or search in all"),
+        ("fork", "Fork this chat"),
+    ],
+)
+def test_other_words_for_a_command_find_it(typed: str, title: str) -> None:
+    listed = [PaletteEntry(each.title, each.group, "", AsyncMock(), each.also) for each in commands(BUILT_IN)]
+    assert max(listed, key=lambda entry: entry.match(typed)[0]).title == title

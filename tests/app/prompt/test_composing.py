@@ -193,6 +193,12 @@ def test_names_of_missing_files(text: str, found: Missing) -> None:
     assert missing(text) == (found,)
 
 
+def test_a_link_that_leads_nowhere_is_named(folder: Path) -> None:
+    (folder / "link").symlink_to("gone")
+    (found,) = missing("see @link")
+    assert str(found) == "link is a link to a file that does not exist"
+
+
 @pytest.mark.parametrize(
     "text",
     ["@notes.txt", "@src", "@dataclass", "@app.route('/')", "@pytest.fixture", "me@gone.md", "@", "@.."],
