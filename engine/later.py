@@ -52,6 +52,19 @@ class _Postponing(Loader):
         """Later."""
 
 
+class _Loaded(Loader):
+    """A module that its package has just loaded. The import would run it again."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
 class _Finder:
     def __init__(self) -> None:
         self.postpones = True
@@ -59,6 +72,11 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name in _NEED_THEM:
             load()
+        elif (package := _empty.get(name.rpartition(".")[0])) is not None:
+            _fill(package)
+            if (module := sys.modules.get(name)) is not None and module.__spec__ is not None:
+                module.__spec__ = ModuleSpec(name, _Loaded(module.__spec__))
+                return module.__spec__
         elif self.postpones and name in _LATER:
             found = PathFinder.find_spec(name, path)
             if found is not None and found.loader is not None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from engine.api.config import EngineConfig
 
 # Whether host memory is pinned once a tier asks for room, in place of all that is described above, so that
-# no start waits for it. No GPU has run this yet. If it is a gain, most of this module is not needed.
+# no start waits for it. On an H200, starts took as long with it (docs/server.md). If it is a gain, most of
+# this module is not needed.
 LATER = False
 PIECE = 2**26  # bytes pinned at a time then, about a fortieth of a second
 PAUSES = 9  # times as long as a piece took: so the driver pins during a tenth of the time

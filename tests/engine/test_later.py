@@ -27,16 +27,22 @@ NEEDS = {  # what needs it, what that prints, and how many parts are still left 
         "export True False",
         1,
     ),
-    "whatever may come": ("later.load(); import torch.export; print(torch.export.Dim.__name__)", "Dim", 0),
     "the compiler": (
         "import torch._dynamo; print(torch._meta_registrations.aten is torch.ops.aten)",
         "True",
         0,
     ),
+    "a module inside, which its package imports": (
+        "from torch.export.unflatten import FlatArgsAdapter\n"
+        "print(torch.export.FlatArgsAdapter is FlatArgsAdapter)",
+        "True",
+        2,
+    ),
+    "whatever may come": ("later.load(); import torch.export; print(torch.export.Dim.__name__)", "Dim", 0),
 }
 
 
-@pytest.mark.parametrize("need", one_of(2, NEEDS))
+@pytest.mark.parametrize("need", one_of(3, NEEDS))
 def test_what_a_start_leaves_out_is_loaded_when_it_is_needed(need: str) -> None:
     needs, printed, left = NEEDS[need]
     assert lines(f"{START}{needs}\nprint(len(later._empty))") == ["True False 7", printed, str(left)]
