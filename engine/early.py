@@ -16,7 +16,6 @@ from engine.kv.pinned import pinned_ahead
 from engine.later import postponed
 from engine.timeline import timed
 
-NVML = "libnvidia-ml.so.1"  # the driver's library that measures GPUs
 _TURN = 0.0005  # seconds
 _HALF = 5e-7  # seconds, half of Python's unit for intervals, to which it rounds down
 _gate = threading.Lock()
@@ -40,10 +39,10 @@ def short_turns() -> Iterator[None]:
                 sys.setswitchinterval(usual + _HALF)
 
 
-def prepare_gpu(device: str, pinned: int = 0, *, measured: bool = False) -> Callable[[], None]:
+def prepare_gpu(device: str, pinned: int = 0) -> Callable[[], None]:
     """Create the GPU's context and hash Triton's files, on another thread, once; nothing without a GPU.
 
-    `pinned`: bytes of host memory to pin for blocks (engine/kv/pinned.py). `measured`: initialize NVML.
+    `pinned`: bytes of host memory to pin for blocks (engine/kv/pinned.py).
 
     Returns what waits until that thread imports nothing any more. Call it before something else imports
     Triton: two threads that import its modules in different orders can find one that is not complete.
@@ -54,9 +53,7 @@ def prepare_gpu(device: str, pinned: int = 0, *, measured: bool = False) -> Call
         begun = device in _prepared
         imported = _prepared.setdefault(device, threading.Event())
     if not begun:
-        thread = threading.Thread(
-            target=_prepare, args=(device, imported, pinned, measured), name="early", daemon=True
-        )
+        thread = threading.Thread(target=_prepare, args=(device, imported, pinned), name="early", daemon=True)
         thread.start()
         _preparing.append(thread)
 
@@ -72,7 +69,7 @@ def wait_for_hash() -> None:
         thread.join()
 
 
-def _prepare(device: str, imported: threading.Event, pinned: int, measured: bool) -> None:
+def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
     _, _, name = device.partition(":")
     index = int(name) if name.isdigit() else 0
     with short_turns():
@@ -81,8 +78,6 @@ def _prepare(device: str, imported: threading.Event, pinned: int, measured: bool
                 found = _create_context(index)
             if not found:
                 return
-            if measured:
-                threading.Thread(target=_begin_nvml, name="nvml", daemon=True).start()
             if pinned and (retained := _retained(index)) is not None:
                 pinned_ahead.begin(*retained, pinned)
             with timed("Triton imported"):
@@ -191,12 +186,6 @@ def _load(file: str, visible: int) -> None:
         dlopen = ctypes.CDLL(None).dlopen  # a C function like others, unlike the import of a module
         dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
         dlopen(file.encode(), os.RTLD_NOW | visible)
-
-
-def _begin_nvml() -> None:
-    """So that the first snapshot does not, beside the warm-up, whose calls of the driver may wait for it."""
-    with suppress(OSError, AttributeError), timed("NVML"):  # what uses it reports why there is none
-        ctypes.CDLL(NVML).nvmlInit_v2()
 
 
 def _create_context(index: int) -> bool:

@@ -37,7 +37,7 @@ def start(
     ranks = started_ranks(config)  # they import torch, too
     try:
         tokenizer = Tokenizer.loading(place.folder)
-        wait_for_imports = prepare_gpu(config.device, bytes_ahead(config), measured=True)
+        wait_for_imports = prepare_gpu(config.device, bytes_ahead(config))
         with timed("the engine's modules"):
             from engine.assembly import assemble
         with timed("waiting for Triton"):

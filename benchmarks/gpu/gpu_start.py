@@ -174,7 +174,7 @@ def _phases(config: EngineConfig, *, profile: bool) -> Seconds:
     from engine.kv.pinned import bytes_ahead
 
     start_early(RankCount.of(config))
-    early.prepare_gpu(config.device, bytes_ahead(config), measured=True)
+    early.prepare_gpu(config.device, bytes_ahead(config))
     early.import_torch()
     __import__("torch")
     phases.note("torch imported")

@@ -12,12 +12,12 @@ import torch
 
 from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Load
-from engine.early import NVML
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 from engine.models.layers.moe import MoE
 
 _EVERY = 1.0  # seconds; the driver averages over about as long
+_LIBRARY = "libnvidia-ml.so.1"
 
 
 class _Shares(ctypes.Structure):
@@ -42,7 +42,7 @@ class Nvml:
         if device.type != "cuda":
             return None
         try:
-            return cls(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(NVML))
+            return cls(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(_LIBRARY))
         except (OSError, AttributeError):  # no such library, or it lacks the function
             return None
 

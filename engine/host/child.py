@@ -31,7 +31,7 @@ def main() -> None:
         from engine.early import import_torch, prepare_gpu
 
         start_early(RankCount(tp, pp, device))
-        prepare_gpu(device, pinned, measured=True)
+        prepare_gpu(device, pinned)
         running.start()
         import_torch()
     running.join()

@@ -125,27 +125,6 @@ def test_host_memory_is_pinned_once_there_is_a_context(monkeypatch: pytest.Monke
     assert asked == [(ALL, 2**30)]
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_nvml_is_initialized_once_there_is_a_context(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
-    pytest.importorskip("triton", reason="no Triton here")
-    driver, asked = Driver(), threading.Event()
-
-    def load(name: str) -> Driver:
-        if name == early.NVML:
-            assert driver.calls[:3] == ALL
-            asked.set()
-            if missing:
-                raise OSError(f"{name}: cannot open shared object file")
-        return driver
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    monkeypatch.setattr(early, "_prepared", {})
-    early.prepare_gpu("cuda", measured=True)
-    assert asked.wait(LIMIT)
-    assert becomes(lambda: all(each.name not in ("early", "nvml") for each in threading.enumerate()))
-    assert driver.calls[3:] == ([] if missing else ["nvmlInit_v2"])
-
-
 def test_the_sources_of_kernels_are_those_that_inspect_finds() -> None:
     """Their hashes name the compiled kernels."""
     jit = pytest.importorskip("triton.runtime.jit", reason="no Triton here")
