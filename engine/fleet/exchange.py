@@ -27,6 +27,7 @@ from engine.kv.tiers.segment import Lent
 _PORTABLE = 1  # a flag: pinned for all of the process's contexts
 _SHARE = 10  # blocks to send take at most this part of a GPU's memory
 _WORD = 8  # bytes
+_pinned: list[np.ndarray] = []  # for as long as this process runs: pinned memory must not be unmapped
 
 
 def exchange_tier(option: str, store: KVStore, device: torch.device) -> ExchangeTier:
@@ -133,4 +134,6 @@ class _Pinned:
             log.warning("no blocks are sent: %s", problem)
             if self.tier is not None:
                 self.tier.problem = problem
+        else:
+            _pinned.append(self._memory)
         self._pinned = not error

@@ -60,7 +60,9 @@ class PinnedAhead:
     def __init__(self) -> None:
         self._gate = Lock()
         self._free: list[int] = []  # addresses
-        self._mapped: dict[int, mmap.mmap] = {}  # by the address of the slab in it
+        # By the address of the slab in it. To be kept while it is pinned: if it is unmapped before, the
+        # driver reads and writes other memory in its place later, and fails where new memory has its address.
+        self._mapped: dict[int, mmap.mmap] = {}
         self._thread: Thread | None = None
         self._cuda: Any = None
         self._context: ctypes.c_void_p | None = None
@@ -96,10 +98,10 @@ class PinnedAhead:
         with self._gate:
             free, self._free[:] = list(self._free), []
         if free and not self._cuda.cuCtxSetCurrent(self._context):
-            self.nbytes -= len(free) * SLAB
             for address in free:
-                self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
-                del self._mapped[address]
+                if not self._cuda.cuMemHostUnregister(ctypes.c_void_p(address)):
+                    self.nbytes -= SLAB
+                    del self._mapped[address]
 
     def _pin(self, slabs: int) -> None:
         if self._cuda.cuCtxSetCurrent(self._context):

@@ -16,8 +16,8 @@ SLAB = 2**16
 
 
 class Driver:
-    def __init__(self, slabs: int = 9, lost: bool = False) -> None:
-        self.left, self.lost = slabs, lost
+    def __init__(self, slabs: int = 9, lost: bool = False, busy: bool = False) -> None:
+        self.left, self.lost, self.busy = slabs, lost, busy
         self.memory = set[int]()
 
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
@@ -33,8 +33,9 @@ class Driver:
 
     def cuMemHostUnregister(self, address: ctypes.c_void_p) -> int:
         assert address.value
-        self.memory.remove(address.value)
-        return 0
+        if not self.busy:
+            self.memory.remove(address.value)
+        return int(self.busy)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,15 @@ def test_what_nothing_uses_is_given_back() -> None:
     assert ahead.take(SLAB) is None
     ahead.give_back()
     assert len(driver.memory) == 1
+
+
+def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
+    driver = Driver(busy=True)
+    ahead = begun(driver)
+    ahead.give_back()
+    assert ahead.nbytes == 2 * SLAB
+    for address in driver.memory:
+        assert ctypes.c_uint8.from_address(address).value == 0
 
 
 @pytest.mark.parametrize(
@@ -186,6 +196,8 @@ def test_blocks_go_through_memory_that_was_pinned_ahead(monkeypatch: pytest.Monk
     del slab
     gc.collect()
     assert ahead.take(2**24) is not None
+    ahead.give_back()
+    assert ahead.nbytes == 0, "unmapped while it is pinned, it would break the tests that follow"
 
 
 @pytest.mark.cuda
