@@ -1,6 +1,7 @@
 """The counter-based random numbers: known values, uniform, and independent of each other."""
 
 import numpy as np
+import pytest
 
 from engine.sampling.random import fold, uniform
 
@@ -16,11 +17,12 @@ def chi_square(counts: np.ndarray) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
-def test_known_values() -> None:
-    """A change here changes every reply to a request with a seed."""
-    seeds = np.array([fold(seed) for seed in (0, 0, 1, -1, 2**64 - 1)], np.uint64)
-    got = uniform(seeds, np.array([0, 1, 0, 5, 5]))
-    assert got.tolist() == [
+@pytest.mark.parametrize("times", [1, 20])
+def test_known_values(times: int) -> None:
+    """A change here changes every reply to a request with a seed. Few rows have code of their own."""
+    seeds = np.array([fold(seed) for seed in (0, 0, 1, -1, 2**64 - 1)] * times, np.uint64)
+    got = uniform(seeds, np.array([0, 1, 0, 5, 5] * times))
+    assert got.tolist() == times * [
         0.6524484863740322,
         0.7012121095215252,
         0.36818951565166946,
