@@ -180,13 +180,25 @@ class Residual:
         if product is None or given is None:
             return normed(self.stream, None, *ours, rounded=rounded, pdl=pdl)
         if self.collective is not None:
-            parts = product.parts_of(given, pdl=self._pdl)
-            return self.collective.sum_norm(self.stream, parts, *ours, rounded=rounded, pdl=self._pdl)
+            return self._summed(self.collective, product, given, ours, rounded)
         half = half and term is None
         if half and (done := product.residual_norm(self.stream, given.values, *ours, pdl=self._pdl)):
             return done
         parts, terms = product.parts_and_terms(given, pdl=self._pdl)
         return normed(self.stream, parts, *ours, terms=terms, term=term, rounded=rounded, pdl=pdl)
+
+    def _summed(
+        self, collective: GpuCollective, product: Product, given: Normed, ours: RmsNorm, rounded: bool
+    ) -> Normed:
+        """The norm after the sum of all ranks' products."""
+
+        def parts(rows: slice) -> Tensor:
+            return product.parts_of(given.rows(rows), pdl=self._pdl)
+
+        if (total := collective.sum_in_pieces(self.stream, parts)) is not None:
+            return normed(self.stream, total[None], *ours, rounded=rounded)
+        whole = product.parts_of(given, pdl=self._pdl)
+        return collective.sum_norm(self.stream, whole, *ours, rounded=rounded, pdl=self._pdl)
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""

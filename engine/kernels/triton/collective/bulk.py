@@ -124,9 +124,9 @@ def piece_of(size: int) -> int:
     return min(PLACE, max(TILE, power(triton.cdiv(size, PROGRAMS))))
 
 
-def sum_bulk(term: Tensor, inbox: Inbox) -> Tensor:
+def sum_bulk(term: Tensor, inbox: Inbox, out: Tensor | None = None) -> Tensor:
     """Like `exchange_sum`."""
-    out = torch.empty_like(term)
+    out = torch.empty_like(term) if out is None else out
     _launch(out, term, inbox)
     return out
 
