@@ -115,10 +115,9 @@ def cold(bench: Bench, name: str) -> None:
     )
     for turn in ("first", "second"):  # the second finds the files of the first in the page cache
         with tempfile.TemporaryDirectory() as cache:
-            finished = subprocess.run(
-                [sys.executable, "-c", program],
-                env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+            env = os.environ | {"TRITON_CACHE_DIR": cache}
+            command = [sys.executable, "-c", program]
+            finished = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
         bench.note(
             f"{name}, from start to the first reply, compiling, {turn} process", float(finished.stdout), "s"
         )
@@ -284,8 +283,7 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = (), requests: int = 256) -> None:
     """Run the mixed workload up to four times; the first run is not measured."""
     capture_all(engine)
-    prompts, counts = drawn()
-    prompts, counts = prompts[:requests], counts[:requests]
+    prompts, counts = (each[:requests] for each in drawn())
     speeds = []
     for _ in range(1 + min(3, bench.repeats)):
         torch.cuda.synchronize()

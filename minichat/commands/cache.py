@@ -16,11 +16,11 @@ from minichat.shell.paths import locate
 
 def run(options: argparse.Namespace) -> int:
     place = expanded(options.folder) if options.folder else locate().cache
-    if options.folder and not Path(place).is_dir():
-        print(f"minichat: there is no folder {place}", file=sys.stderr)
-        return 1
     disk = DiskRoom.parse(f"{place}:1")
     try:
+        if options.folder and not Path(place).is_dir():
+            print(f"minichat: there is no folder {place}", file=sys.stderr)
+            return 1
         if not disk.folder.is_dir():
             print(f"no blocks in {disk.folder}")
             return 0

@@ -40,6 +40,11 @@ def run(text: str, given: Sequence[Register], results: int) -> list[Register]:
     return [held[f"${n}"] for n in range(results)]
 
 
+def loads_at_once(text: str) -> bool:
+    """Whether a kernel loads everything before its first sum over threads, so that it waits only once."""
+    return "ld.global" not in text.partition("shfl.sync")[2]
+
+
 def reached_before(text: str, mark: str) -> set[int]:
     """Return the indexes of the parameters that a kernel reads or writes through before `mark`."""
     before, found, _ = text.partition(mark)

@@ -164,7 +164,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         if made.metadata.launch_pdl:
             assert read_early(made) <= BEFORE.get(name, set()), name
         if name == "_rope_and_cache" and not named["TERM_PARTS"]:
-            assert loads_at_once(made)
+            assert ptx.loads_at_once(made.asm["ptx"])
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in (graph_work, triton_backend, fused):
@@ -184,11 +184,6 @@ def read_early(made: Any) -> set[str]:
         for _ in range(5 if kind.startswith("tensordesc") else 1)  # with two sizes and two strides
     ]
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
-
-
-def loads_at_once(made: Any) -> bool:
-    """Whether a kernel loads everything before its first sum over threads, so that it waits only once."""
-    return "ld.global" not in made.asm["ptx"].partition("shfl.sync")[2]
 
 
 def stage_of(
