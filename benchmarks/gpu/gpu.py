@@ -283,7 +283,7 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = (), requests: int = 256) -> None:
     """Run the mixed workload up to four times; the first run is not measured."""
     capture_all(engine)
-    prompts, counts = (each[:requests] for each in drawn())
+    prompts, counts = drawn(requests)
     speeds = []
     for _ in range(1 + min(3, bench.repeats)):
         torch.cuda.synchronize()

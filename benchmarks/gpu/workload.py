@@ -8,11 +8,12 @@ from engine.execution.protocol import StepKind
 from engine.serving.engine import Engine
 
 
-def drawn() -> tuple[list[list[int]], list[int]]:
-    """Return the prompts, and the lengths of the replies."""
+def drawn(requests: int = 256) -> tuple[list[list[int]], list[int]]:
+    """Return the prompts, and the lengths of the replies, of the first requests."""
     draw = random.Random(0)
     prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
-    return prompts, [draw.randint(100, 1024) for _ in range(256)]
+    counts = [draw.randint(100, 1024) for _ in range(256)]
+    return prompts[:requests], counts[:requests]
 
 
 def capture_all(engine: Engine) -> None:
