@@ -122,6 +122,12 @@ class Tokenizer:
         text: str = self.library.decode([token], skip_special_tokens=False)
         return text.encode()
 
+    def pieces(self, size: int) -> list[bytes]:
+        """Return the bytes of the first `size` tokens, of a tokenizer that `joins`. Quicker than one by one."""
+        assert self._rule is not None
+        names, rest = map(self.library.id_to_token, range(size)), self._rule.rest
+        return [b"" if name is None else rest(name) for name in names]
+
     def name(self, token: int) -> str:
         """Return the token's name in the vocabulary; empty if the tokenizer has no such token."""
         return token_name(self.library, token) or ""
