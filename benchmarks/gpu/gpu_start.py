@@ -1,7 +1,8 @@
 """Where the seconds of a start go on a GPU, phase by phase, in processes of their own.
 
 The first of `--starts` processes compiles all kernels and modules, the others find them in caches. A shape
-has random weights, and no tokenizer. Then as many servers start, and /health says what each of them does.
+has random weights, and no tokenizer. Then as many servers start, whose model has a tokenizer with a name for
+each token, and /health says what each of them does.
 
 Of the last engine and the last server, the spans of every thread are printed, and which share of each its
 thread computed; the rest are waits, or work of libraries on other threads. `--profile` starts one more
@@ -14,6 +15,7 @@ import http.client
 import json
 import os
 import pstats
+import shutil
 import socket
 import subprocess
 import sys
@@ -37,6 +39,7 @@ _NAMES = {
     "measure": "steps timed again",
 }
 _COUNT = "of the kernels: loaded, how many"
+POCKET = Path(__file__).parents[2] / "engine" / "pocket"
 _LONGEST = 300.0  # seconds of a server's start
 _LOOK_EVERY = 0.01
 _WHILE_WARMING = 0.05  # then the engine answers, and each answer takes it 2 ms
@@ -79,6 +82,8 @@ def run(
             config |= {"model": folder, "dummy_weights": True, **_SETTINGS}
         environment = _environment(cache or dropped)
         engines = [_started(config, environment) for _ in range(starts)]
+        if not model:
+            _write_tokenizer(Path(folder), SHAPES[shape]["vocab_size"])
         servers = [_served(config, environment, folder) for _ in range(starts)]
         if profile:
             _started(config, environment, "profile")
@@ -89,6 +94,16 @@ def run(
             bench.note(f"{model or shape}, {title}: {name}", values, unit)
     for title, last in {"engine alone": engines[-1], "engine of a server": servers[-1]}.items():
         print(table(title, last))
+
+
+def _write_tokenizer(folder: Path, size: int) -> None:
+    """The built-in tokenizer with a word for each other id of the model: loads as slowly as others."""
+    shutil.copy(POCKET / "tokenizer_config.json", folder)
+    found = json.loads((POCKET / "tokenizer.json").read_text())
+    words = found["model"]["vocab"]
+    used = {*words.values(), *(each["id"] for each in found["added_tokens"])}
+    words |= {f"\u0120w{id}": id for id in range(size) if id not in used}
+    (folder / "tokenizer.json").write_text(json.dumps(found))
 
 
 def _environment(cache: str) -> dict[str, str]:

@@ -263,7 +263,7 @@ class DropAdapter(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Warm(Command[None]):
-    """Load lazily initialized parts now, concurrently with the steps."""
+    """Load lazily initialized parts once the warm-up is over, concurrently with the steps."""
 
     sender = Sender.SCREEN
 

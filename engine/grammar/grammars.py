@@ -17,6 +17,7 @@ from engine.grammar.token_rules import RuledState, TokenRules
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
+from engine.timeline import timed
 
 KEPT = 256  # compiled grammars
 SECONDS = 5.0  # the time limit for compiling a grammar
@@ -137,5 +138,6 @@ class Grammars:
     def _vocabulary(self) -> LLTokenizer:
         with self._reading:
             if self._read is None:
-                self._read = readable(self._tokenizer, self._vocab)
+                with timed("the vocabulary of grammars"):  # most of it with the GIL
+                    self._read = readable(self._tokenizer, self._vocab)
             return self._read

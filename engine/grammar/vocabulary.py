@@ -17,9 +17,11 @@ class Vocabulary:
         self.size = size
         self.bos_token_id = None
         self.eos_token_id = size
-        self.special_token_ids = [*sorted(id for id in tokenizer.hidden_ids if id < size), size]
-        hidden = tokenizer.hidden_ids
-        self.tokens = [b"" if token in hidden else tokenizer.piece(token) for token in range(size)] + [b""]
+        hidden = sorted(id for id in tokenizer.hidden_ids if id < size)
+        self.special_token_ids = [*hidden, size]
+        self.tokens = [*tokenizer.pieces(size), b""]
+        for token in hidden:
+            self.tokens[token] = b""
 
     def __call__(self, text: bytes | str) -> list[int]:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode())

@@ -69,6 +69,8 @@ class EngineThread(EngineClient):
                     mailbox.drain(wait=True, timeout=engine.pause())
                 if not ready and (ready := engine.warmed == 1):
                     log.info("%s%s", timeline.STARTED, timeline.as_text())
+                if self._warm_up.over:
+                    engine.warm_up_is_over()
                 problems.report()
                 report_blocks(engine.scheduler)
             except Exception as error:

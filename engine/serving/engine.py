@@ -56,6 +56,7 @@ class Engine:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.info, self.bus = limits, info, bus
         self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
+        self._lazy: Grammars | None = None  # to be loaded before they are needed
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
@@ -221,9 +222,13 @@ class Engine:
         )  # fmt: skip
 
     def warm(self) -> None:
-        """Load lazily initialized parts now, from any thread."""
-        if self.grammars is not None:
-            self.grammars.warm()
+        """Load lazily initialized parts once the warm-up is over, which would take turns with them."""
+        self._lazy = self.grammars
+
+    def warm_up_is_over(self) -> None:
+        lazy, self._lazy = self._lazy, None
+        if lazy is not None:
+            lazy.warm()
 
     def speeds(self) -> Speeds:
         return self.runner.speeds()

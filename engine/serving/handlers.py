@@ -111,7 +111,7 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),
     commands.LoadAdapter: Handler(_load_adapter, first=_read_adapter),
     commands.DropAdapter: Handler(lambda engine, c: engine.drop_adapter(c.name)),
-    commands.Warm: Handler(lambda engine, c: engine.warm(), concurrent=True),
+    commands.Warm: Handler(lambda engine, c: engine.warm()),
     commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
     commands.ReportBlocks: Handler(lambda engine, c: start_reports(engine.scheduler, engine.adapters)),
     commands.DrainReplica: Handler(_no_fleet),

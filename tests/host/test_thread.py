@@ -5,16 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import pytest
 
-from engine.api.commands import Abort, Preempt, Update
+from engine.api.commands import Abort, Preempt, Update, Warm
 from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
 from engine.api.events import Event
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
+from engine.grammar.grammars import Grammars
 from engine.host.thread import EngineThread
+from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier
 from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
@@ -258,12 +261,27 @@ def test_a_tier_that_stores_nothing_is_reported_even_if_no_step_runs(opened: Ope
 def test_an_idle_engine_finishes_its_warm_up_after_it_is_ready() -> None:
     engine = ledger_engine(slots=8)
     engine.runner.graph_sizes = (1, 2, 4, 8)
+    whole = 4 * 4 + 2 * 7 + 8  # with prompts; 7 that wait, and a full step
+    grammars = Noting(engine)
+    engine.grammars = cast(Grammars, grammars)
     host = EngineThread(engine, warm=True)
     try:
-        assert becomes(
-            lambda: len(engine.runner.captured) == 4 * 4 + 2 * 7 + 8
-        )  # with prompts; 7 that wait, and a full step
+        host.send(Warm()).result()
+        assert becomes(lambda: len(engine.runner.captured) == whole)
         assert host.snapshot().warmed == 1
         assert list(host.submit([1, 2], params(3)).result().tokens) == alone([1, 2], 3)
+        assert grammars.captured == [whole], "a vocabulary that is read beside the warm-up holds the GIL"
+        host.send(Warm()).result()
+        assert becomes(lambda: grammars.captured == [whole, whole]), "nothing is left to wait for"
     finally:
         host.close()
+
+
+class Noting:
+    """Notes how many graphs there are when the vocabulary is read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._runner, self.captured = engine.runner, list[int]()
+
+    def warm(self) -> None:
+        self.captured.append(len(self._runner.captured))

@@ -63,6 +63,13 @@ def test_pieces_of_other_tokenizers(small: dict[str, Tokenizer]) -> None:
     assert sentencepiece.piece(sentencepiece.vocab_size) == b""
 
 
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
+def test_all_pieces_at_once_are_those_of_each_token(small: dict[str, Tokenizer], name: str) -> None:
+    tokenizer = small[name]
+    more = range(tokenizer.vocab_size + 2)
+    assert tokenizer.pieces(len(more)) == [*map(tokenizer.piece, more)]
+
+
 def test_start_tokens_of_a_raw_prompt(checkpoint: Write) -> None:
     """The post-processor adds <s> before a text and </s> after it, which would end the reply at once."""
     tokenizer = Tokenizer.load(checkpoint())
