@@ -17,7 +17,8 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         torch.set_num_threads(job["threads"])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype="auto")
     model = model.to(job["device"]).eval()
-    model.set_attn_implementation("flash_attention_2" if not cpu and find_spec("flash_attn") else "sdpa")
+    fast = not cpu and find_spec("flash_attn") is not None
+    model.set_attn_implementation("flash_attention_2" if fast else "sdpa")
     how = transformers.GenerationConfig(
         do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, max_new_tokens=job["context"]
     )
@@ -45,4 +46,5 @@ def opened(job: dict[str, Any]) -> tuple[str, Generate]:
         return [lengths[id] for id in order]
 
     finalize(generate, manager.stop)  # its thread would keep the process
-    return f"transformers {transformers.__version__}", generate
+    without = "" if cpu or fast else " without flash-attn"  # which is many times as slow on a GPU
+    return f"transformers {transformers.__version__}{without}", generate
