@@ -340,6 +340,12 @@ class MainScreen(FrameScreen[None]):
     def _pane_activated(self, event: ChatPane.Activated) -> None:
         self.go_to(event.conversation)
 
+    @on(ChatPane.Clicked)
+    def _pane_clicked(self) -> None:
+        """Focus the prompt: after a click, letters are keys of the chat only if text is selected."""
+        if self.focused is self.transcript and self.transcript.text_selection is None:
+            self.prompt.focus()
+
     @on(Transcript.RetryRequested)
     def _retry_requested(self, event: Transcript.RetryRequested) -> None:
         with self.context.program.reporting_errors():

@@ -56,6 +56,9 @@ class ChatPane(Vertical):
             super().__init__()
             self.conversation = conversation
 
+    class Clicked(Activated):
+        """The user clicked this pane."""
+
     def __init__(
         self,
         conversation: Conversation,
@@ -162,7 +165,7 @@ class ChatPane(Vertical):
         self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
 
     def on_click(self, event: Click) -> None:
-        self.post_message(self.Activated(self.conversation))
+        self.post_message(self.Clicked(self.conversation))
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.post_message(self.Activated(self.conversation))
