@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize
+from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize, TextSelected
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -338,12 +338,19 @@ class MainScreen(FrameScreen[None]):
 
     @on(ChatPane.Activated)
     def _pane_activated(self, event: ChatPane.Activated) -> None:
+        selected = self.selections
         self.go_to(event.conversation)
+        self.selections = selected  # the prompt drops it with its text
 
     @on(ChatPane.Clicked)
-    def _pane_clicked(self) -> None:
-        """Focus the prompt: after a click, letters are keys of the chat only if text is selected."""
-        if self.focused is self.transcript and self.transcript.text_selection is None:
+    @on(TextSelected)
+    def _clicked(self, event: ChatPane.Clicked | TextSelected) -> None:
+        """Focus the transcript if text is selected in it, because letters are its keys then."""
+        for pane in self.panes:
+            if pane.transcript.text_selection is not None:
+                pane.transcript.focus()
+                return
+        if isinstance(event, ChatPane.Clicked):
             self.prompt.focus()
 
     @on(Transcript.RetryRequested)

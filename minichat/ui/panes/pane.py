@@ -57,7 +57,7 @@ class ChatPane(Vertical):
             self.conversation = conversation
 
     class Clicked(Activated):
-        """The user clicked this pane."""
+        """The user clicked the transcript, or selected some of its text."""
 
     def __init__(
         self,
@@ -165,7 +165,8 @@ class ChatPane(Vertical):
         self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
 
     def on_click(self, event: Click) -> None:
-        self.post_message(self.Clicked(self.conversation))
+        clicked = event.widget is self.transcript
+        self.post_message((self.Clicked if clicked else self.Activated)(self.conversation))
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.post_message(self.Activated(self.conversation))
