@@ -1,7 +1,9 @@
 """Chats and messages. Messages are frozen: a changed one is a copy with the same id."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -137,8 +139,10 @@ def own_title(title: str, first: str) -> bool:
     return not title.startswith(title_from(first)) if first else bool(title)
 
 
-def fork_title(title: str) -> str:
-    """The title of a fork; a fork of a fork gets a number instead of a longer suffix."""
-    if not (fork := _FORK.search(title)):
-        return f"{title} (fork)".lstrip()
-    return f"{title[: fork.start()]}(fork {int(fork[1] or 1) + 1})"
+def fork_title(title: str, taken: Collection[str]) -> str:
+    """The title of a fork, with a number if that of a first fork is taken, or for a fork of a fork."""
+    fork = _FORK.search(title)
+    first = int(fork[1] or 1) + 1 if fork else 1
+    begin = title[: fork.start()] if fork else f"{title} ".lstrip()
+    names = (f"{begin}(fork {number})" if number > 1 else f"{begin}(fork)" for number in count(first))
+    return next(name for name in names if name not in taken)

@@ -82,7 +82,8 @@ def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
     exists = "SELECT 1 FROM messages WHERE chat_id = ? AND id = ?"
     if not db.execute(exists, (chat_id, message_id)).fetchone():
         raise MessageGone
-    copy = insert_chat(db, fork_title(row["title"]), row["system"], row["params"], at)
+    taken = {each["title"] for each in db.execute("SELECT title FROM chats WHERE closed_at IS NULL")}
+    copy = insert_chat(db, fork_title(row["title"], taken), row["system"], row["params"], at)
     update_chat(db, copy, {name: row[name] for name in ("adapter", "own_params")})
     db.execute(
         "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning, attachments)"

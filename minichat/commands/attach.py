@@ -49,7 +49,7 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
     if waiting.words is None and (died := resident.died()):
         raise EngineError(f"{died}; replace it with: {resident.up}")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
-    return show(
+    code = show(
         options,
         paths,
         load(paths.settings),
@@ -57,6 +57,9 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
         lambda model: words_of(options),
         model=model,
     )
+    if resident.running() and not resident.died():
+        print(f"minichat: {resident.goes_on}", file=sys.stderr)
+    return code
 
 
 def _no_name(url: str | None, paths: Paths) -> None:

@@ -39,11 +39,7 @@ def run(options: argparse.Namespace) -> int:
         asyncio.run(waiting.ensure(show_progress))
     except EngineError as error:
         return failed(error)
-    print(
-        f"minichat: {resident.name} is running; open it: {resident.command('attach')}; "
-        f"stop it: {resident.command('down')}",
-        file=sys.stderr,
-    )
+    print(f"minichat: {resident.goes_on}", file=sys.stderr)
     return 0
 
 

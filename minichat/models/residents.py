@@ -87,6 +87,11 @@ class Resident:
         return f"minichat {verb}" + (f" --name {self.name}" if self.name != USUAL else "")
 
     @property
+    def goes_on(self) -> str:
+        """That it runs without a screen, and how to open and stop it."""
+        return f"{self.name} is running; open it: {self.command('attach')}; stop it: {self.command('down')}"
+
+    @property
     def lock(self) -> Path:
         return self.folder / f"{self.name}.lock"
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 _BETWEEN = 0.02  # seconds between the updates of two panes: never two in one tick
 _SHARE = 0.05  # the share of one core for drawing; costlier updates are spaced out
-_LATEST = 0.25  # maximum seconds to the next update
+_LONGEST = 0.25  # maximum seconds that one update defers the next
+_LATEST = 0.5  # maximum seconds between two updates of a stream, whatever the others cost
 
 
 class Pacer:
@@ -20,8 +21,12 @@ class Pacer:
 
     async def wait(self) -> None:
         """Return when this stream may be drawn again."""
+        await asyncio.sleep(self.delay())
+
+    def delay(self) -> float:
+        """Take the next turn, and return the seconds until then."""
         now, spent = asyncio.get_running_loop().time(), self._cpu()
-        at = max(now + 1 / self.rate, self._free_at)
-        self._free_at = at + min(max(_BETWEEN, (spent - self._spent) / _SHARE), _LATEST)
+        at = max(now + 1 / self.rate, min(self._free_at, now + _LATEST))
+        self._free_at = at + min(max(_BETWEEN, (spent - self._spent) / _SHARE), _LONGEST)
         self._spent = spent
-        await asyncio.sleep(at - now)
+        return at - now

@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize
+from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize, TextSelected
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -338,7 +338,20 @@ class MainScreen(FrameScreen[None]):
 
     @on(ChatPane.Activated)
     def _pane_activated(self, event: ChatPane.Activated) -> None:
+        selected = self.selections
         self.go_to(event.conversation)
+        self.selections = selected  # the prompt drops it with its text
+
+    @on(ChatPane.Clicked)
+    @on(TextSelected)
+    def _clicked(self, event: ChatPane.Clicked | TextSelected) -> None:
+        """Focus the transcript if text is selected in it, because letters are its keys then."""
+        for pane in self.panes:
+            if pane.transcript.text_selection is not None:
+                pane.transcript.focus()
+                return
+        if isinstance(event, ChatPane.Clicked):
+            self.prompt.focus()
 
     @on(Transcript.RetryRequested)
     def _retry_requested(self, event: Transcript.RetryRequested) -> None:

@@ -98,7 +98,8 @@ def test_killing_the_screen_loses_nothing(terminal: Callable[..., Tmux], run: Ru
         assert len(text.split()) > TOKENS // 2
         assert len(tmux.messages()) == 2
         tmux.type("C-q")
-        tmux.until(lambda screen: f"{ENDED} 0" in screen)
+        screen = tmux.until(lambda screen: f"{ENDED} 0" in screen)
+        assert "main is running; open it: minichat attach; stop it: minichat down" in screen
         assert resident.running()
         assert run("down", "--now").code == 0
         assert not resident.running()

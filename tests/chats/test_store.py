@@ -115,6 +115,7 @@ def test_a_fork_holds_the_messages_up_to_the_given_one(store: Store) -> None:
     again = store.fork(fork.id, fork.messages[-1].id)
     last = store.fork(again.id, again.messages[-1].id)
     assert [again.title, last.title] == ["tale (fork 2)", "tale (fork 3)"]
+    assert store.fork(fork.id, fork.messages[-1].id).title == "tale (fork 4)"  # the others are taken
     store.append(fork.id, "user", "another way")
     assert len(store.history(chat.id)) == 5
     whole = store.fork(chat.id, store.history(chat.id)[-1].id)

@@ -121,7 +121,8 @@ class TwoScreens(RuleBasedStateMachine):
             return multiple()
         place, letter = data.draw(st.sampled_from(sorted(source.messages))), self.free_letter()
         fork = self.stores[screen].fork(chat, place)
-        known = Remembered(fork_title(source.title), letter, source.params)
+        taken = {each.title for each in self.known.values() if each.closed is None}
+        known = Remembered(fork_title(source.title, taken), letter, source.params)
         copied = [message for id, message in sorted(source.messages.items()) if id <= place]
         ids = [message.id for message in self.stores[screen].history(fork.id)]
         for id, message in zip(ids, copied, strict=True):

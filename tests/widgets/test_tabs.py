@@ -60,3 +60,16 @@ async def test_titles_use_the_room() -> None:
             drawn = line.render().plain.removesuffix(f" {FACTS} ")
             assert len(drawn) - len(drawn.rstrip()) <= len(some) + 1
             assert drawn.count(" Count from one") == len(some)
+
+
+@run
+async def test_titles_that_begin_alike_show_their_ends() -> None:
+    line, title = ChatTabs(), "Turn into French: the cat sleeps"
+    async with staged(line, (80, 1)):  # type: ignore[arg-type]
+        line.facts = FACTS
+        titles = (title, f"{title} (fork)", f"{title} (fork 2)")
+        line.tabs = tuple(
+            replace(each, title=title, unread=False) for each, title in zip(tabs(3), titles, strict=True)
+        )
+        text = line.render().plain
+        assert "A  Turn " in text and "fork) " in text and "fork 2) " in text

@@ -293,12 +293,12 @@ class Knobs(Widget, can_focus=True):
     # Applying changes
 
     def _type(self, text: str) -> None:
-        self._typing = TypedValue(text)
+        self._typing, self.trouble = TypedValue(text), ""
         self.refresh()
 
     def _commit(self) -> None:
         typing, row = self._typing, self.rows[self.row]
-        self._typing = None
+        self._typing, self.trouble = None, ""
         if typing is None or not isinstance(row, Knob):
             return
         self.refresh()
@@ -327,9 +327,7 @@ class Knobs(Widget, can_focus=True):
             self._refuse(error)
 
     def _select(self, row: int) -> None:
-        """Select a field. What was said about another one goes, except an error in the value just left."""
-        if self._typing is None:
-            self.trouble = ""
+        """Select a field. The error of another one goes, unless it is in the value just left."""
         self._commit()
         self.row = row
 
@@ -340,7 +338,7 @@ class Knobs(Widget, can_focus=True):
         self.trouble = f"{label}: {error.problem}"
 
     def _send(self, params: SamplingParams) -> None:
-        self.params = params
+        self.params, self.trouble = params, ""
         self.post_message(self.Changed(params))
 
 

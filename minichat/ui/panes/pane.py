@@ -56,6 +56,9 @@ class ChatPane(Vertical):
             super().__init__()
             self.conversation = conversation
 
+    class Clicked(Activated):
+        """The user clicked the transcript, or selected some of its text."""
+
     def __init__(
         self,
         conversation: Conversation,
@@ -162,7 +165,8 @@ class ChatPane(Vertical):
         self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
 
     def on_click(self, event: Click) -> None:
-        self.post_message(self.Activated(self.conversation))
+        clicked = event.widget is self.transcript
+        self.post_message((self.Clicked if clicked else self.Activated)(self.conversation))
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.post_message(self.Activated(self.conversation))

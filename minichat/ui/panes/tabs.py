@@ -126,8 +126,7 @@ class ChatTabs(Widget):
         return [self._label(at, tab, own if tab.active else others) for at, tab in enumerate(self.tabs)]
 
     def _label(self, index: int, tab: Tab, longest: int) -> Content:
-        title = tab.title if len(tab.title) <= longest else tab.title[: longest - 1] + self.marks.ellipsis
-        title = title if longest else ""
+        title = self._cut(index, tab.title, longest) if longest else ""
         sign = self.marks.running if tab.running else self.marks.unread if tab.unread else ""
         sign = self.marks.failed if tab.failed and not tab.running else sign
         style = "bold $text on $panel" if tab.active else "$text" if tab.shown else "$text-muted"
@@ -139,6 +138,16 @@ class ChatTabs(Widget):
             (f" {title} " if title else " ", style),
             (f"{sign} " if sign else "", style),
         )
+
+    def _cut(self, index: int, title: str, longest: int) -> str:
+        """The start of a long title, or its end if only that differs from an earlier one."""
+        if len(title) <= longest:
+            return title
+        start, end = title[: longest - 1], title[1 - longest :]
+        alike = (each.title for each in self.tabs[:index] if each.title.startswith(start))
+        if any(not each.endswith(end) for each in alike):
+            return self.marks.ellipsis + end
+        return start + self.marks.ellipsis
 
     def on_click(self, event: Click) -> None:
         for start, end, index in self._spans:

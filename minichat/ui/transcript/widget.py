@@ -39,6 +39,7 @@ class Transcript(ScrollView, can_focus=True):
 
     DEFAULT_CSS = CSS
     COMPONENT_CLASSES: ClassVar[set[str]] = set(map(component, LOOKS))
+    FOCUS_ON_CLICK = False  # the screen decides once it knows whether text was selected
     BINDINGS = KEYS
     HINTS = HINTS
 

@@ -78,7 +78,7 @@ async def test_with_many_tabs_the_active_title_is_shown(
         await it.pilot.press("alt+9")
         line = it.screen_text().splitlines()[0]
         title = it.app.chats.active.chat.title
-        assert title in line and line.count("a wo\u2026") >= 1
+        assert title in line and "\u2026ut 8 " in line
         await it.pilot.click("#tabs", offset=(line.index(title), 0))
         assert it.app.chats.active.chat.title == title
 

@@ -11,6 +11,7 @@ from engine.api.errors import BadParams
 from engine.api.events import TokenLogprob
 from engine.api.params import Grammar, SamplingParams
 from minichat.session.decoding import KNOBS, Preset, parsed, preset_of, shown, stepped, strategy
+from minichat.ui.transcript import Transcript
 from tests.app.conftest import run
 from tests.cases import case
 
@@ -62,6 +63,13 @@ async def test_an_error_names_the_field_as_the_drawer_does_and_goes_with_it(
         await it.until(lambda: not it.drawer.knobs.trouble)
         await it.pilot.press("up", *"1/x/", "down")  # leaving a field commits it
         await it.until(lambda: "replies: must be a whole number" in it.drawer.knobs.trouble)
+        row(it, "n")
+        for key in ("1", "delete", "escape"):
+            with case(key):
+                await it.pilot.press(*"1/", "enter")
+                await it.until(lambda: it.drawer.knobs.trouble)
+                await it.pilot.press(key)
+                await it.until(lambda: not it.drawer.knobs.trouble)
 
 
 @run
@@ -254,7 +262,15 @@ async def test_characters_without_another_use_go_to_the_prompt(
         it.main.transcript.focus()
         await it.pilot.press(*"tell")
         await it.until(lambda: it.main.prompt.text == "tell")
+        await it.answered(await it.say("hello"), "a reply")
+        await it.pilot.click(Transcript, offset=(3, 4))  # letters are keys of the chat only after Tab
+        await it.pilot.press("m")
+        await it.until(lambda: it.main.prompt.text == "m")
         it.main.prompt.put("")
+        await it.pilot.click(Transcript, offset=(3, 4), times=2)  # ... or once something is selected
+        await it.pilot.press("m")
+        await it.until(lambda: it.app.screen is not it.main)
+        await it.pilot.press("escape")
         await it.pilot.press("f3")
         it.app.post_message(Paste("(pasted)"))
         await it.until(lambda: it.main.prompt.text == "(pasted)")
