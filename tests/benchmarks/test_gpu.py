@@ -1,9 +1,11 @@
 """The benchmarks for GPUs, as far as a CPU runs them."""
 
+import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, Self
@@ -132,7 +134,7 @@ def test_compressed_weights_and_caches_are_timed_but_not_checked(monkeypatch: py
 
 def test_an_engine_is_gone_when_the_next_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a GPU may not hold both."""
-    loaded, left = [], []
+    loaded, left, kept = [], [], list[str]()
 
     def load(config: EngineConfig) -> Engine:
         left.extend(each() for each in loaded)
@@ -143,11 +145,14 @@ def test_an_engine_is_gone_when_the_next_one_loads(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gpu, "start", load)
     monkeypatch.setitem(gpu.EVERY, "tiny", CONFIG)
     monkeypatch.setattr(gpu, "PARTS", {"mixed": lambda *_: None})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for each in ("freeze", "unfreeze"):  # of all that the tests have loaded, which would take seconds
+        monkeypatch.setattr(gc, each, partial(kept.append, each))
     bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=lambda _: None)
-    gpu.run(bench, shape=("tiny", "tiny"), only=("mixed",))
+    for _ in range(2):
+        gpu.measured(bench, "tiny", "none", "none", ["mixed"], ())
     assert len(loaded) == 2 and left == [None]
+    assert kept == ["unfreeze", "freeze"] * 2, "what is frozen is not collected"
 
 
 def test_a_shape_without_continuous_batching_is_generated(
