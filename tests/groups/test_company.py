@@ -91,7 +91,13 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     )
 
 
-@pytest.mark.parametrize("groups", [BlockGroups(BLOCK), WINDOWED], ids=["plain", "windowed"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(BlockGroups(BLOCK), id="plain", marks=pytest.mark.soak),
+        pytest.param(WINDOWED, id="windowed"),
+    ],
+)
 @examples(20)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
 def test_other_requests_do_not_change_a_reply(groups: BlockGroups, work: Workload[Job]) -> None:

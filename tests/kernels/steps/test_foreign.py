@@ -22,6 +22,7 @@ def test_a_step_equals_the_plain_forward(kernels: Interpreted, model: str, name:
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.soak
 def test_the_inputs_of_the_trial_are_two_tokens_of_each_row(kernels: Interpreted) -> None:
     problem, found, expected = kernels.run(tried, "phi")
     assert problem == ""

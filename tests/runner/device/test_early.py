@@ -176,6 +176,7 @@ def test_an_engine_starts_without_triton(monkeypatch: pytest.MonkeyPatch, proble
         raise FileNotFoundError("the model is loaded")
 
     monkeypatch.setattr(precompile, "load_ahead", fails)
+    monkeypatch.setattr(assembly, "begin_products", lambda device: lambda: None)
     for name, found in {"pick": torch.device("cuda"), "use": None, "_device_name": "a GPU"}.items():
         monkeypatch.setattr(assembly, name, lambda *given, found=found: found)
     monkeypatch.setattr(assembly, "_load", loads)
@@ -194,6 +195,7 @@ def test_each_rank_notes_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
         raise FileNotFoundError("the model is loaded")
 
     monkeypatch.setattr(precompile, "load_ahead", lambda *configuration, alone: noted.append(configuration))
+    monkeypatch.setattr(assembly, "begin_products", lambda device: lambda: None)
     for name, found in {"pick": torch.device("cuda"), "use": None, "_device_name": "a GPU"}.items():
         monkeypatch.setattr(assembly, name, lambda *given, found=found: found)
     monkeypatch.setattr(assembly, "_load", loads)
