@@ -54,7 +54,7 @@ async def test_a_dialog_closes_only_itself_and_once(bench: Callable[..., Any]) -
 
 
 @run
-@pytest.mark.parametrize("size", [(40, 12), (120, 40), *soak((80, 24))])
+@pytest.mark.parametrize("size", [(40, 12), (120, 40), *soak(((80, 24),))])
 @pytest.mark.parametrize("hint", ["", *soak("type")])
 async def test_the_highlighted_line_and_the_note_are_visible(
     bench: Callable[..., Any], size: tuple[int, int], hint: str
