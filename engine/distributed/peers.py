@@ -140,10 +140,8 @@ class PeerCollective:
         if not switches.IN_PIECES or not rows or x.nbytes < LONG or x.dtype is not torch.bfloat16:
             return None
         total, terms, steps = torch.empty_like(x), [], torch.cuda.current_stream(self._device)
-        if self._beside is None:
-            self._beside = torch.cuda.Stream(
-                self._device, priority=-1
-            )  # of two kernels that wait, it goes first
+        if self._beside is None:  # its kernels go before those that wait for room beside them
+            self._beside = torch.cuda.Stream(self._device, priority=-1)
         for at in range(PIECES):
             piece = slice(at * rows, (at + 1) * rows if at + 1 < PIECES else len(x))
             own = parts(piece)
