@@ -8,6 +8,23 @@ from minichat.features.chats.overview import state_of
 from tests.app.conftest import run
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def three_tokens(it: Any, clock: Clock) -> Any:
+    """A reply of them, each half a second after the one before."""
+    reply = await it.say("hello")
+    for token in ("one ", "two ", "three"):
+        reply.say(token)
+        await it.until(lambda token=token: token.strip() in it.screen_text())
+        clock.now += 0.5
+    return reply
+
+
 @run
 async def test_tokens_that_arrive_all_at_once_have_no_rate(bench: Callable[..., Any]) -> None:
     """A beam search may only be certain of its text at its end."""
@@ -21,14 +38,10 @@ async def test_tokens_that_arrive_all_at_once_have_no_rate(bench: Callable[..., 
 
 @run
 async def test_the_rate_of_a_reply_that_was_lost_ends_with_its_last_token(bench: Callable[..., Any]) -> None:
-    now = 100.0
-    async with bench((100, 30), clock=lambda: now) as it:
-        reply = await it.say("hello")
-        for token in ("one ", "two ", "three"):
-            reply.say(token)
-            await it.until(lambda token=token: token.strip() in it.screen_text())
-            now += 0.5
-        now += 60
+    clock = Clock()
+    async with bench((100, 30), clock=clock) as it:
+        reply = await three_tokens(it, clock)
+        clock.now += 60
         reply.end(Finish.FAILED, error="lost")
         await it.until(lambda: not it.app.chats.active.streaming)
         assert it.app.chats.active.chat.messages[-1].stats.rate == 2
@@ -39,18 +52,14 @@ async def test_the_rate_of_a_running_reply_is_that_of_the_tokens_that_have_arriv
     bench: Callable[..., Any],
 ) -> None:
     """Many chats are drawn in turn, so their tokens arrive in batches."""
-    now = 100.0
-    async with bench((100, 30), clock=lambda: now) as it:
-        reply = await it.say("hello")
-        for token in ("one ", "two ", "three"):
-            reply.say(token)
-            await it.until(lambda token=token: token.strip() in it.screen_text())
-            now += 0.5
-        now += 1
+    clock = Clock()
+    async with bench((100, 30), clock=clock) as it:
+        reply = await three_tokens(it, clock)
+        clock.now += 1
         assert state_of(it.app.chats.active)[0] == "2 tok/s"
         it.main.pane.show_figures()
         assert it.main.pane.head.figures.startswith("2 tok/s")
-        now += 10  # no token for so long counts
+        clock.now += 10  # no token for so long counts
         assert state_of(it.app.chats.active)[0] == "0 tok/s"
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
