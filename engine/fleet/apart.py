@@ -1,7 +1,7 @@
 """A fleet in which some engines compute prompts, and others the replies."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,14 +103,15 @@ class ApartFleet(Fleet):
         super().close()
         self._closed()
 
-    def _route(self, command: Submit) -> Placement | None:
+    def _route(self, command: Submit, without: Collection[int]) -> Placement | None:
         """Prompts without a reply go to the engines for prompts. Either kind stands in for the other."""
         only_prompt = bool(command.params.pooling) or command.params.max_tokens in (0, 1)
-        return self._in_group(command, apart=only_prompt) or self._in_group(command, apart=not only_prompt)
+        first = self._in_group(command, apart=only_prompt, without=without)
+        return first or self._in_group(command, apart=not only_prompt, without=without)
 
-    def _in_group(self, command: Submit, *, apart: bool) -> Placement | None:
+    def _in_group(self, command: Submit, *, apart: bool, without: Collection[int] = ()) -> Placement | None:
         tokens = (*command.prompt, *command.reply_prefix)
-        return self._router.route(tokens, command.salt, command.adapter, apart=apart)
+        return self._router.route(tokens, command.salt, command.adapter, apart=apart, without=without)
 
     def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
         if (source := self._source(command, route)) is None:

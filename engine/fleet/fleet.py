@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -51,7 +51,7 @@ from engine.api.events import (
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
-from engine.fleet.futures import all_done, answered, refusal
+from engine.fleet.futures import all_done, answered, has_ended, refusal
 from engine.fleet.merged import merged, replica_view
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
@@ -141,14 +141,18 @@ class Fleet(EngineClient):
             return [each for each in self._replicas if each not in self._lost] or [*self._replicas]
 
     def _submit(self, command: Submit, sink: Sink) -> Future[Any]:
-        while (route := self._route(command)) is not None:
+        ended = set[int]()  # replicas that cannot run it, though their end has not been reported yet
+        while (route := self._route(command, ended)) is not None:
             if self._takes(route.replica):  # else it has begun to drain since
-                return self._send_to(route, command, sink)
+                accepted = self._send_to(route, command, sink)
+                if not has_ended(accepted):
+                    return accepted
+                ended.add(route.replica)
         return self._unrouted(self._serving()[0], command, sink)
 
-    def _route(self, command: Submit) -> Placement | None:
+    def _route(self, command: Submit, without: Collection[int]) -> Placement | None:
         tokens = (*command.prompt, *command.reply_prefix)
-        return self._router.route(tokens, command.salt, command.adapter)
+        return self._router.route(tokens, command.salt, command.adapter, without=without)
 
     def _send_to(self, route: Placement, command: Submit, sink: Sink) -> Future[Any]:
         accepted = self._begun(route.replica, command, partial(self._deliver, route, sink))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from engine.api.errors import EngineError
+from engine.api.errors import EngineDead, EngineError
 
 
 def answered(act: Callable[[], object]) -> Future[Any]:
@@ -22,6 +22,11 @@ def refusal(error: EngineError) -> Future[Any]:
     answer = Future[Any]()
     answer.set_exception(error)
     return answer
+
+
+def has_ended(answer: Future[Any]) -> bool:
+    """Whether an engine that has ended gave this answer, and gave it at once."""
+    return answer.done() and isinstance(answer.exception(), EngineDead)
 
 
 def all_done(parts: Sequence[Future[Any]]) -> Future[Any]:

@@ -118,9 +118,15 @@ class Router:
             return known.queue if known else 0
 
     def route(
-        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
+        self,
+        tokens: Sequence[int],
+        salt: bytes = b"",
+        adapter: str = "",
+        *,
+        apart: bool = False,
+        without: Collection[int] = (),
     ) -> Placement | None:
-        """Choose a replica, and count the prompt to its queue. None: there is no replica."""
+        """Choose a replica not in `without`, and count the prompt to its queue. None: there is none."""
         with self._gate:
             replicas = self._group(apart=apart)
             starts = {number: _start(each.naming, salt, adapter) for number, each in replicas.items()}
@@ -128,7 +134,7 @@ class Router:
         with self._gate:
             routes = []
             for number, each in self._group(apart=apart).items():
-                if number in starts:
+                if number in starts and number not in without:
                     names = chains[starts[number]]
                     found, there = each.found(names), each.there(names)
                     missing = len(tokens) - found * each.naming.block_size

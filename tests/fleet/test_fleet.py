@@ -7,12 +7,13 @@ import pytest
 
 from engine.api.commands import Abort, SetSwitch, Update
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Admitted, Event, Finished, PromptRouted, Switched
 from engine.api.params import SamplingParams
 from engine.api.snapshot import SchemeView
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
+from engine.fleet.futures import refusal
 from engine.fleet.merged import merged, replica_view
 from engine.host.thread import EngineThread
 from engine.serving.engine import Engine
@@ -66,6 +67,20 @@ def test_a_prompt_goes_to_its_blocks_which_the_engine_then_finds(fleet: Fleet, e
     assert isinstance(admitted, Admitted)
     assert (routed.replica, routed.cached, routed.blocks, routed.best) == (0, 10, 10, 10)
     assert admitted.cached == 16 * routed.cached, "the router and the engine disagree on the names"
+
+
+def test_a_replica_that_has_ended_before_its_end_is_reported_is_passed_over(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        stream = fleet.submit([1, 2, 3], SHORT)
+        assert stream.result().tokens
+        assert stream.id // NUMBERS == number
+        ended = refusal(EngineDead(f"replica {number} was killed"))
+        monkeypatch.setattr(fleet._replicas[number], "send", lambda *_, ended=ended: ended)
+    with pytest.raises(EngineDead, match="replica 0 was killed"):
+        fleet.submit([1, 2, 3], SHORT).result()
+    assert [fleet._router.queue(number) for number in range(2)] == [0, 0]
 
 
 def test_another_owner_shares_nothing(fleet: Fleet, events: list[Event]) -> None:
