@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
+from engine.kernels.cpu.compiled import build
 from engine.kernels.triton_hash import hash_triton
 from engine.kv.pinned import pinned_ahead
 from engine.later import postponed
@@ -76,14 +77,17 @@ def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
         try:
             with timed("the GPU's context"):
                 found = _create_context(index)
-            if not found:
-                return
-            if pinned and (retained := _retained(index)) is not None:
-                pinned_ahead.begin(*retained, pinned)
-            with timed("Triton imported"):
-                __import__("triton.runtime.cache")
+            if found:
+                if pinned and (retained := _retained(index)) is not None:
+                    pinned_ahead.begin(*retained, pinned)
+                with timed("Triton imported"):
+                    __import__("triton.runtime.cache")
         finally:
             imported.set()
+        if not found:
+            with timed("the CPU's kernels"):
+                build.prepare()
+            return
         # Triton hashes its compiler before it finds the first kernel in its cache.
         with timed("the hash of Triton's files"):
             hash_triton()

@@ -24,6 +24,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tests that start programs with another home share the compiled kernels.
+os.environ.setdefault("MINICHAT_KERNELS", str(Path.home() / ".cache" / "minichat" / "kernels"))
 # A key waits for the next frame, and most tests of the screen only for keys.
 os.environ["TEXTUAL_FPS"] = "240"
 # A folder without certificates: no test connects to another machine, and each client would load 140 of them.

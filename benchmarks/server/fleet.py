@@ -54,10 +54,8 @@ class RoundRobin(Router):
     def _rank(self, route: Placement) -> tuple[int, int]:
         return (route.replica - self._turn) % self._count, 0
 
-    def route(
-        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
-    ) -> Placement | None:
-        found = super().route(tokens, salt, adapter, apart=apart)
+    def route(self, *prompt: Any, **where: Any) -> Placement | None:
+        found = super().route(*prompt, **where)
         self._turn += 1
         return found
 

@@ -12,11 +12,11 @@ from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.devices import give_back
 from engine.execution.protocol import WeightsPlan
-from engine.kernels.cpu.packed import why_not as why_not_packed
 from engine.later import without_data
 from engine.models.base import ForeignProducts, LanguageModel
 from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
+from engine.quant.plain import has_copy
 from engine.quant.registry import named, names, why_not
 
 BlocksWith = Callable[[int], int | None]  # bytes more -> how many blocks fit; None if the number is fixed
@@ -151,7 +151,7 @@ def nbytes(model: Decoder | ForeignProducts, scheme: Scheme, layers: LayerShapes
     config, dtype = model.config, model.embed.dtype
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
     head = model.source.of_head(scheme)
-    if not config.tied or head is not named("none") or why_not_packed(model.embed) is None:
+    if not config.tied or head is not named("none") or has_copy(model.embed):
         total += head.nbytes(len(model.embed), config.hidden, dtype)
     return total + (layers or LayerShapes.of(model)).nbytes(scheme, dtype)
 

@@ -6,6 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.cpu.compiled import product as compiled
+from engine.kernels.cpu.compiled.product import has_amx
 from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.grouped import GroupedWeight, restore_order
@@ -41,8 +43,40 @@ def grouped(weight: Tensor, group: int) -> GroupedWeight:
     return GroupedWeight(numbers, scale, zero)
 
 
+class CompiledInt4(nn.Module):
+    """On a CPU in bfloat16, by a compiled kernel. With AMX, many rows are faster in bfloat16."""
+
+    order: Tensor | None
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int) -> None:
+        super().__init__()
+        self.outputs, self.width = weight.numbers.shape
+        self.inputs = inputs
+        parts = weight.group // next(each for each in reversed(GROUPS) if not weight.group % each)
+        scale, zero = (each.repeat_interleave(parts, 1) for each in (weight.scale, weight.zero))
+        self.product = compiled.Int4Panels(weight.numbers, scale, (8 - zero) * scale, bias)
+        self.register_buffer("order", weight.order, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.order is None else x[:, self.order]
+        x = padded(x, self.width - x.shape[1], 0)
+        return self._many(x) if len(x) > FEW and has_amx() else self.product(x)
+
+    __call__ = forward  # as in PackedLinear
+
+    def _many(self, x: Tensor) -> Tensor:
+        rows, x = len(x), pad_to_bucket(x)
+        pieces = (slice(at, at + PIECE) for at in range(0, self.outputs, PIECE))
+        out = torch.cat([x @ self.product.dequantized(each).to(x.dtype).T for each in pieces], 1)[:rows]
+        return out if self.product.bias is None else out + self.product.bias
+
+    def dequantized(self) -> Tensor:
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
+        return restore_order(self.product.dequantized(), self.order)[:, : self.inputs]
+
+
 class PackedInt4(nn.Module):
-    """On a CPU in bfloat16. Few rows use the packed product; for more, pieces are dequantized."""
+    """Where CompiledInt4 cannot run. Few rows use a product of torch; for more, pieces are dequantized."""
 
     packed: Tensor
     scale: Tensor
@@ -146,7 +180,7 @@ class Int4:
     plain: float = (
         0.0  # share of a checkpoint's weights that it stores in another form, kept as plain numbers
     )
-    kernels: str = "packed int4 or table sums on a CPU, Triton on CUDA; many rows dequantized"
+    kernels: str = "a compiled or packed product or table sums on a CPU, Triton on CUDA"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
@@ -163,7 +197,8 @@ class Int4:
 def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
     """Return a product with this weight on its device. `dtype`: of the activations."""
     if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
-        return PackedInt4(weight, bias, inputs)
+        made = CompiledInt4 if compiled.why_not(4, dtype) is None else PackedInt4
+        return made(weight, bias, inputs)
     if weight.numbers.device.type == "cpu":
         return Int4Table(weight, bias, inputs)
     # Imported here: it needs Triton, which may be missing without a GPU.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cpu import int8_digits
+from engine.kernels.cpu.compiled import product as compiled
 from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.kernels.cpu.many_rows import needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
@@ -58,6 +59,8 @@ class Int8Weight:
 def held(weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """Return a product with this weight. `dtype`: of the activations."""
     if weight.numbers.device.type == "cpu":
+        if compiled.why_not(8, dtype) is None:
+            return compiled.Int8Panels(weight.numbers, weight.scale, bias)
         digits = int8_digits.why_not(dtype) is None
         return Int8Digits(weight.numbers, weight.scale, bias) if digits else Int8Table(weight, bias)
     # Imported here: it needs Triton, which may be missing without a GPU.
@@ -67,8 +70,8 @@ def held(weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> nn.Modu
 
 
 class Int8Table(nn.Module):
-    """On a CPU, where Int8Digits cannot run. Inputs are rows of a table, in blocks of outputs; a product is
-    a weighted sum of rows.
+    """On a CPU, where Int8Panels and Int8Digits cannot run. Inputs are rows of a table, in blocks of outputs;
+    a product is a weighted sum of rows.
 
     Recommendation models do the same with embeddings, and torch's kernel for it (from FBGEMM) reads one byte
     per number at memory speed. Sums are in float32. For many rows, one block at a time is converted to the

@@ -5,16 +5,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.cpu.compiled import product
 from engine.kernels.cpu.packed import PackedLinear, why_not
 from engine.quant.linear import Linear
 from engine.quant.registry import register
 
 
 def plain(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return a plain product, with a packed weight if the CPU supports it."""
+    """Return a plain product, on a CPU with a weight in the order of its kernel."""
+    if weight.device.type == "cpu" and product.why_not(16, weight.dtype) is None:
+        return product.bfloat16_panels(weight, bias)
     if why_not(weight) is None:
         return PackedLinear(weight, bias)
     return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
+
+
+def has_copy(weight: Tensor) -> bool:
+    """Whether a plain product stores its weight in another order, so that a tied head is a copy."""
+    compiled = weight.device.type == "cpu" and product.why_not(16, weight.dtype) is None
+    return compiled or why_not(weight) is None
 
 
 def parameter_of(tensor: Tensor) -> nn.Parameter:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.api import events
 from engine.api.config import EngineConfig, ModelPlace
 from engine.execution.weights import Weights, nbytes
+from engine.kernels.cpu.compiled.product import Int8Panels
 from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Linear
@@ -36,7 +37,7 @@ from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain, turn
 
 SHAPE = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 160, "head_dim": 16}
-IN_INT8 = (Int8Table, Int8Digits)
+IN_INT8 = (Int8Table, Int8Digits, Int8Panels)
 IN_BYTES = ("int8", "int4", "int4-32", "int4-64", "int4-128", "fp8")
 HEAD = "lm_head.weight"
 

@@ -19,7 +19,6 @@ from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import PackedInt4, grouped
-from engine.quant.int4_table import Int4Table
 from engine.quant.registry import BUILT_IN, choose, named, names, why_not
 
 CPU = torch.device("cpu")
@@ -104,6 +103,7 @@ def test_prompts_of_any_length_use_few_shapes(name: str, monkeypatch: pytest.Mon
         skip_without_bitsandbytes()
     monkeypatch.setattr(many_rows, "multiplies_bfloat16", lambda: True)  # else it multiplies in float32
     monkeypatch.setattr(int8_digits, "why_not", lambda dtype: "off")  # the table is measured here
+    monkeypatch.setattr("engine.kernels.cpu.compiled.product.why_not", lambda bits, dtype: "off")
     made = named(name).make(weight_of((64, 128), torch.bfloat16), None)
     x = rows_of(256, 128, torch.bfloat16)
     with RecordedRows() as recorded:
@@ -188,17 +188,17 @@ def test_int4_is_rounded_and_packed_in_pieces(inputs: int, monkeypatch: pytest.M
     """The result is bit-identical, as pieces are split by outputs."""
     weight = weight_of((300, inputs), torch.bfloat16)
     whole = grouped(weight, 32)
-    packed = named("int4-32").make(weight, None)
+    packed = PackedInt4(whole, None, inputs)
     monkeypatch.setattr(int4, "numbers_at_once", lambda device: 100 * 256)
     cut = grouped(weight, 32)
     for name in ("numbers", "scale", "zero"):
         assert torch.equal(getattr(cut, name), getattr(whole, name)), name
-    assert torch.equal(named("int4-32").make(weight, None).packed, packed.packed)
+    assert torch.equal(PackedInt4(cut, None, inputs).packed, packed.packed)
 
 
 @torch.inference_mode()
 def test_int4_in_an_unknown_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = named("int4").make(weight_of((300, 130), torch.bfloat16), None)
+    made = PackedInt4(grouped(weight_of((300, 130), torch.bfloat16), 64), None, 130)
     kept, x = made.dequantized(), rows_of(33, 130, torch.bfloat16)
     monkeypatch.setattr(int4, "outputs_per_tile", lambda: None)
     assert torch.equal(made.dequantized(), kept)
@@ -211,9 +211,9 @@ def test_int4_columns_in_another_order() -> None:
     weight = weight_of((64, 128), torch.float32)
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     kept = grouped(weight[:, order], 32)
-    for dtype, kind in ((torch.float32, Int4Table), (torch.bfloat16, PackedInt4)):
-        made = int4.held(GroupedWeight(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
-        assert isinstance(made, kind)
+    ordered = GroupedWeight(kept.numbers, kept.scale, kept.zero, order)
+    products = [(dtype, int4.held(ordered, None, 128, dtype)) for dtype in CLOSE]
+    for dtype, made in (*products, (torch.bfloat16, PackedInt4(ordered, None, 128))):
         for rows in (3, 80):
             x = rows_of(rows, 128, dtype)
             assert relative_error(made(x), x.float() @ weight.T) < 0.1

@@ -33,6 +33,12 @@ def error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a C compiler."""
+    monkeypatch.setattr("engine.kernels.cpu.compiled.product.why_not", lambda bits, dtype: "off")
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_equals_the_exact_product(shape: tuple[int, int]) -> None:
@@ -86,7 +92,7 @@ def test_the_bias_is_added_and_the_weight_is_kept_exactly() -> None:
     assert torch.equal(plain.dequantized(), weight.float())
 
 
-def test_bfloat16_is_multiplied_like_that_and_other_types_by_the_table() -> None:
+def test_bfloat16_is_multiplied_like_that_and_other_types_by_the_table(uncompiled: None) -> None:
     weight = torch.randn(64, 32)
     kinds = {
         kind: type(named("int8").make(weight.to(kind), None)) for kind in (torch.bfloat16, torch.float16)
@@ -98,13 +104,15 @@ def test_bfloat16_is_multiplied_like_that_and_other_types_by_the_table() -> None
 
 
 @torch.inference_mode()
-def test_without_such_instructions_the_table_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_instructions_the_table_has_the_same_numbers(
+    uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight, x = torch.randn(700, 130).bfloat16(), rows_of(130)[:9]
     digits = named("int8").make(weight, None)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    int8_digits.why_not.cache_clear()
-    table = named("int8").make(weight, None)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+        int8_digits.why_not.cache_clear()
+        table = named("int8").make(weight, None)
     int8_digits.why_not.cache_clear()
     assert isinstance(table, Int8Table) and isinstance(digits, Int8Digits)
     assert torch.equal(table.dequantized(), digits.dequantized())
