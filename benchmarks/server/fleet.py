@@ -16,11 +16,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.server.lines import Lines
 from benchmarks.server.rounds import Load, play
