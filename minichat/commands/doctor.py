@@ -20,6 +20,7 @@ from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
 from engine.devices import host_speeds
 from engine.execution.draft.drafters import FOLDER
+from engine.kernels.cpu.compiled.product import why_not
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.main_memory import free_host_memory, host_memory
 from engine.models import families
@@ -47,6 +48,7 @@ if sys.platform == "linux":
 OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
 _MOST_RANKS = 16
+_COMPILED = {"none": 16, "int8": 8, "int4": 4}  # bits of a weight, by scheme
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a typical layer
 
 
@@ -84,6 +86,7 @@ def examine() -> dict[str, Any]:
         "attention": {str(device): _attention(device) for device in devices},
         "quantization": {str(device): _quantization(device) for device in devices},
         "kernels": _kernels(),
+        "compiled": {name: why_not(bits, torch.bfloat16) for name, bits in _COMPILED.items()},
         "kv": {str(device): _kv(device) for device in devices},
         "tiers": _tiers(devices),
         "ranks": _ranks(),
@@ -130,6 +133,8 @@ def report(found: dict[str, Any]) -> str:
         able = {name: f"available; {does}" for name, does in found["kernels"].items()}
         statuses = {name: why or able[name] for name, why in reasons.items()}
         lines += ["", f"Quantization on {device} (--quantization)", *_by_status(statuses)]
+    products = {name: f"by torch: {why}" if why else "compiled" for name, why in found["compiled"].items()}
+    lines += ["", "Products of bfloat16 on cpu", *_by_status(products)]
     for device, forms in found["kv"].items():
         lines += ["", f"KV cache schemes on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]

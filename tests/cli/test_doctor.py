@@ -33,6 +33,7 @@ def test_it_prints_a_report(run: Run) -> None:
     assert f"llama4: {plain}: GrowingAttention (interleaved positions)\n" in ran.out
     assert "  int8: available; integer products" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
+    assert re.search(r"\nProducts of bfloat16 on cpu\n  none.*: (compiled|by torch: .+)\n", ran.out)
     assert re.search(
         r"\n  host, cpu +store \d+\.\d, load \d+\.\d\n  disk +store \d+\.\d, load \d+\.\d\n", ran.out
     )
@@ -62,6 +63,7 @@ def test_it_prints_json(run: Run) -> None:
         assert found["packages"]["bitsandbytes"]
         assert found["quantization"]["cpu"]["bnb-nf4"] is None
     assert "on a CPU" in found["kernels"]["int8"] and "rounded" in found["kernels"]["fp8"]
+    assert found["compiled"].keys() == {"none", "int8", "int4"}
     assert found["kv"]["cpu"]["int8"] == ["torch"]
     assert min(found["tiers"]["host, cpu"].values()) > 0 < min(found["tiers"]["disk"].values())
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])
