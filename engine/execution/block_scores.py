@@ -34,7 +34,7 @@ class FilledBlock(NamedTuple):
     blocks: Tensor  # of the request, up to this one
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepScores:
     """The scores of one step: on the device, or on the host once the copies are done."""
 

@@ -46,7 +46,7 @@ class SamplingState:
     def draft_inputs(self, rows: Rows) -> SamplingInputs | None:
         """The same for rows of a draft model, without log-probabilities."""
         inputs = self.inputs(rows)
-        return inputs and replace(inputs, logprobs=())
+        return inputs and inputs._replace(logprobs=())
 
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
         """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""

@@ -93,10 +93,7 @@ class Scheduler:
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
-        for request, _, _, length, samples in step.rows.numbers[:, :5].tolist():
-            scheduled = self.requests[request]
-            scheduled.launched += length
-            scheduled.pending += samples
+        builder.launch(self.requests)
         self.step += 1
         return step
 

@@ -226,7 +226,7 @@ class DecodeSteps:
         self._note(graph)
         sampled = form.advance()
         found = found if inputs is None else (sampled, *found)
-        return tuple(each[:count] for each in found)
+        return found if count == size else tuple(each[:count] for each in found)
 
     def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
         """`wait`: of those that wait; without one, there are none."""
@@ -341,7 +341,8 @@ class DecodeSteps:
         for at, grid in enumerate(others):
             places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
             numbers[len(PADDING) + PER_GROUP * at, :count] = places
-        numbers[:, count:] = self._padding
+        if count < numbers.shape[1]:
+            numbers[:, count:] = self._padding
 
     def _observers(self, tokens: int) -> int:
         """The most blocks that so many tokens fill."""
@@ -383,6 +384,8 @@ class DecodeSteps:
         """Send table cells written since the last step: in the buffers, or separately if they are many."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
+        if not len(cells):
+            return
         if len(cells) <= news.shape[1]:
             news[:, : len(cells)] = cells, blocks
         else:
