@@ -53,7 +53,7 @@ class InFlightStep:
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, self.drafts)
         prompts = self.prompts.by_request() if self.prompts else {}
         sums = self.sums.by_request() if self.sums else {}
-        scores = self.scores.on_host()
+        scores = self.scores.on_host() if self.scores.filled else ()
         return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums, scores, self.compiled)
 
 

@@ -33,7 +33,7 @@ class SampledTokens(NamedTuple):
 
 
 def to_host(values: Tensor) -> Tensor:
-    if values.device.type != "cuda":
+    if not values.is_cuda:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)

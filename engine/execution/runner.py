@@ -280,8 +280,8 @@ class ModelRunner:
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
             self._scores = StepScores.of(self._budget, self.store.layers, rows, self._tables)
             self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
-            if self._scores.finish(self._steps.received if self._steps else None):
-                launched.scores = self._scores
+            if self._scores.filled:
+                launched.scores = self._scores.finish(self._steps.received if self._steps else None)
                 launched.mark_arrival(self.device)
         if not step.guided:
             self.sample(launched, None)

@@ -208,15 +208,14 @@ class DecodeSteps:
         form, work = self._form(size, flags, pieces=pieces > 0)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
-        cut = work.fill(fields["work"], rows.slots, rows.contexts.astype(np.int32), rows.lengths)
+        cut = work.fill(fields["work"], rows.slots, rows.contexts, rows.lengths)
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
         decodes = not pieces or bool((rows.lengths == 1).any())
         adapters = self._stage.adapters if rows.rare and rows.adapters.any() else None
         if adapters is not None:
-            places = np.repeat(adapters.places(rows.adapters), rows.lengths)
-            fields["rows"][ADAPTERS, :count] = places
+            fields["rows"][ADAPTERS, :count] = np.repeat(adapters.places(rows.adapters), rows.lengths)
         observed = self.received is not None and self._observe(fields["observers"], rows)
         adapted, layout = adapters is not None, adapters and adapters.layout
         graph = Graph(size, flags, cut, pieces > 0, decodes, wait is not None, adapted, layout, observed)
@@ -332,7 +331,8 @@ class DecodeSteps:
     def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray) -> None:
         """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
-        blocks, offsets = np.divmod(contexts - 1, self._block_size)
+        blocks = (contexts - 1) // self._block_size  # with the next line, half of the time of `np.divmod`
+        offsets = contexts - 1 - blocks * self._block_size
         grid, *others = self._tables.grids
         places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]
@@ -341,8 +341,7 @@ class DecodeSteps:
         for at, grid in enumerate(others):
             places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
             numbers[len(PADDING) + PER_GROUP * at, :count] = places
-        if count < numbers.shape[1]:
-            numbers[:, count:] = self._padding
+        numbers[:, count:] = self._padding
 
     def _observers(self, tokens: int) -> int:
         """The most blocks that so many tokens fill."""
@@ -384,11 +383,9 @@ class DecodeSteps:
         """Send table cells written since the last step: in the buffers, or separately if they are many."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
-        if not len(cells):
-            return
-        if len(cells) <= news.shape[1]:
+        if 0 < len(cells) <= news.shape[1]:
             news[:, : len(cells)] = cells, blocks
-        else:
+        elif len(cells):
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
 

@@ -100,22 +100,22 @@ def _split(
     lengths: np.ndarray, spec: LayerSpec, tile: Tile, room: tuple[int, int] | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Into how many pieces each context is split, and how long they are, except for the last one."""
-    mean = int(lengths.sum()) / max(1, len(lengths))
+    mean = int(np.add.reduce(lengths)) / max(1, len(lengths))
     fair = mean * min(2.0, len(lengths) * spec.kv_heads / tile.programs)
     while True:
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
         steps = -(-lengths // (pieces * tile.keys)) * tile.keys
         pieces = -(-lengths // steps)
-        if room is None or (pieces.sum() <= room[0] and np.count_nonzero(pieces > 1) <= room[1]):
+        if room is None or (np.add.reduce(pieces) <= room[0] and np.count_nonzero(pieces > 1) <= room[1]):
             return pieces, steps
         fair *= 1.25
 
 
-def _oldest(positions: np.ndarray, spec: LayerSpec) -> np.ndarray:
+def _oldest(positions: np.ndarray, spec: LayerSpec) -> np.ndarray | int:
     """Like LayerSpec.oldest, for many positions."""
     if spec.chunk is not None:
         return positions - positions % spec.chunk
-    return np.zeros_like(positions) if spec.window is None else np.maximum(0, positions + 1 - spec.window)
+    return 0 if spec.window is None else np.maximum(0, positions + 1 - spec.window)
 
 
 def plan_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
