@@ -254,7 +254,7 @@ class ModelRunner:
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
         self._drafts.read(step.history)
-        for each in (self.store, *self._drafts.stores):
+        for each in (self.store, *self._drafts.stores) if step.copies else ():
             each.copy(step.copies)
 
     @torch.inference_mode()

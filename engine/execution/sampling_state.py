@@ -32,7 +32,8 @@ class SamplingState:
 
     def apply(self, changes: Iterable[SlotSampling]) -> None:
         """Apply changes from the next rows on. Applied again after drafting, which counted drafts as text."""
-        self._changed |= {each.slot: each for each in changes}
+        for each in changes:
+            self._changed[each.slot] = each
 
     def inputs(self, rows: Rows) -> SamplingInputs | None:
         """The sampling inputs for kernels; None if only the sampler supports them."""

@@ -111,9 +111,8 @@ class Rows(Sequence[StepRow]):
     def sampling(self) -> "Rows":
         """The rows that sample a token. Returns this object if all of them do."""
         if self._sampling is None:
-            samples = self.samples
-            every = np.count_nonzero(samples) == len(samples)
-            self._sampling = self if every else Rows(self.numbers[samples], self._rare and None)
+            every = np.count_nonzero(self.numbers[:, 4]) == len(self.numbers)
+            self._sampling = self if every else Rows(self.numbers[self.samples], self._rare and None)
         return self._sampling
 
     def __len__(self) -> int:

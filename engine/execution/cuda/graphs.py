@@ -331,8 +331,7 @@ class DecodeSteps:
     def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray) -> None:
         """Write rows of one token each into the buffers."""
         count, slots, starts, contexts = len(rows), rows.slots, rows.starts, rows.contexts
-        blocks = (contexts - 1) // self._block_size  # with the next line, half of the time of `np.divmod`
-        offsets = contexts - 1 - blocks * self._block_size
+        blocks, offsets = np.divmod(contexts - 1, self._block_size)
         grid, *others = self._tables.grids
         places = grid[slots, blocks].astype(np.int64) * self._block_size + offsets
         numbers = fields["rows"]

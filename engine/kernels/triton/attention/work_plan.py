@@ -100,13 +100,13 @@ def _split(
     lengths: np.ndarray, spec: LayerSpec, tile: Tile, room: tuple[int, int] | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Into how many pieces each context is split, and how long they are, except for the last one."""
-    mean = int(np.add.reduce(lengths)) / max(1, len(lengths))
+    mean = int(lengths.sum()) / max(1, len(lengths))
     fair = mean * min(2.0, len(lengths) * spec.kv_heads / tile.programs)
     while True:
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
         steps = -(-lengths // (pieces * tile.keys)) * tile.keys
         pieces = -(-lengths // steps)
-        if room is None or (np.add.reduce(pieces) <= room[0] and np.count_nonzero(pieces > 1) <= room[1]):
+        if room is None or (pieces.sum() <= room[0] and np.count_nonzero(pieces > 1) <= room[1]):
             return pieces, steps
         fair *= 1.25
 
