@@ -142,9 +142,8 @@ class GraphWork:
 
         Return whether any context of a decode is split.
         """
-        single = int((lengths == 1).sum())
-        ones, at, cut = np.ones(single, np.int32), 0, False
-        decodes = Chunks(slots[:single], np.arange(single), ones, contexts[:single] - 1)
+        single, at, cut = int(np.count_nonzero(lengths == 1)), 0, False
+        decodes = Chunks(slots[:single], np.arange(single), lengths[:single], contexts[:single] - 1)
         numbers[:] = 0
         for each in self._singles:
             if single:
@@ -153,7 +152,7 @@ class GraphWork:
         for each in self._pieces:
             starts = single + np.cumsum([0, *lengths[single:]])
             chunks = Chunks.of(0, starts, contexts[single:], each.tile.queries)
-            chunks = replace(chunks, rows=slots[single:][chunks.rows])
+            chunks = chunks._replace(rows=slots[single:][chunks.rows])
             each.fill(numbers[at : at + each.size], chunks)
             at += each.size
         if self._runs:

@@ -6,7 +6,7 @@ Where kernels run the model, they sum up the attention, too (attention/observers
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class FilledBlock(NamedTuple):
     blocks: Tensor  # of the request, up to this one
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepScores:
     """The scores of one step: on the device, or on the host once the copies are done."""
 
@@ -85,8 +85,8 @@ class StepScores:
             self.observers = Observers.of(self.listed, *where)
         return self.observers
 
-    def finish(self, replayed: Tensor | None) -> bool:
-        """Complete the scores after the model has run. Returns whether there are any.
+    def finish(self, replayed: Tensor | None) -> Self:
+        """Complete the scores of filled blocks after the model has run.
 
         `replayed`: the totals of observers if a graph has run the model.
         """
@@ -94,12 +94,12 @@ class StepScores:
             self.totals = [to_host(-self._norm(each.blocks[-1:])) for each in self.filled]
         elif self.totals:
             self.totals = [to_host(each) for each in self.totals]
-        elif self.filled:
+        else:
             totals = replayed if self.observers is None else self.observers.totals
             assert totals is not None
             found = to_host(by_block(totals[: len(self.filled)], self.layers[0].block_size))
             self.totals = [row[: len(each.blocks)] for row, each in zip(found, self.filled, strict=True)]
-        return bool(self.filled)
+        return self
 
     def _norm(self, block: Tensor) -> Tensor:
         """The mean logarithm of the norms of a block's keys, so that each head's own scale cancels out."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +29,10 @@ class InFlightStep:
     began: float
     drafts: Mapping[int, Drafts]  # by request; each draft was unrolled into a row
     sample: Sampled | None = None  # None: no row samples, or all have
-    sampled: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived` is done
+    sampled: SampledTokens = NOTHING  # on the host once `arrived` is done
     prompts: PromptLogprobs | None = None  # on the host once `arrived` is done
     sums: SpanSums | None = None  # on the host once `arrived` is done
-    scores: StepScores = field(default_factory=lambda: NO_SCORES)  # on the host once `arrived` is done
+    scores: StepScores = NO_SCORES  # on the host once `arrived` is done
     arrived: torch.cuda.Event | None = None  # None: the results are already there
     compiled: bool = False  # whether its launch compiled kernels or captured a graph
 
@@ -53,7 +53,7 @@ class InFlightStep:
         tokens, runs = group_runs(sampled.tokens.tolist(), rows, self.drafts)
         prompts = self.prompts.by_request() if self.prompts else {}
         sums = self.sums.by_request() if self.sums else {}
-        scores = self.scores.on_host()
+        scores = self.scores.on_host() if self.scores.filled else ()
         return StepResult(tokens, logprobs, seconds, top_tokens, runs, prompts, sums, scores, self.compiled)
 
 

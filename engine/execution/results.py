@@ -1,7 +1,8 @@
 """Sampled tokens and log-probabilities: their copy to the host, and their form for the engine."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from engine.sampling.logprobs import Logprobs
 from engine.scheduling.step import Rows
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(NamedTuple):
     """On the device, or on the host once the copies are done."""
 
     tokens: Tensor  # of each row that samples; BAD if its logits were NaN
@@ -33,7 +33,7 @@ class SampledTokens:
 
 
 def to_host(values: Tensor) -> Tensor:
-    if values.device.type != "cuda":
+    if not values.is_cuda:
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)

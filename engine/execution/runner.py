@@ -254,7 +254,7 @@ class ModelRunner:
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
         self._drafts.read(step.history)
-        for each in (self.store, *self._drafts.stores):
+        for each in (self.store, *self._drafts.stores) if step.copies else ():
             each.copy(step.copies)
 
     @torch.inference_mode()
@@ -280,8 +280,8 @@ class ModelRunner:
             targets, spans = target_rows(step) if step.targets else (), span_rows(step)
             self._scores = StepScores.of(self._budget, self.store.layers, rows, self._tables)
             self._run(ModelInput(rows, ids, single, sampling_rows, drafts, targets, spans), launched)
-            if self._scores.finish(self._steps.received if self._steps else None):
-                launched.scores = self._scores
+            if self._scores.filled:
+                launched.scores = self._scores.finish(self._steps.received if self._steps else None)
                 launched.mark_arrival(self.device)
         if not step.guided:
             self.sample(launched, None)

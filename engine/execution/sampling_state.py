@@ -32,7 +32,8 @@ class SamplingState:
 
     def apply(self, changes: Iterable[SlotSampling]) -> None:
         """Apply changes from the next rows on. Applied again after drafting, which counted drafts as text."""
-        self._changed |= {each.slot: each for each in changes}
+        for each in changes:
+            self._changed[each.slot] = each
 
     def inputs(self, rows: Rows) -> SamplingInputs | None:
         """The sampling inputs for kernels; None if only the sampler supports them."""
@@ -46,7 +47,7 @@ class SamplingState:
     def draft_inputs(self, rows: Rows) -> SamplingInputs | None:
         """The same for rows of a draft model, without log-probabilities."""
         inputs = self.inputs(rows)
-        return inputs and replace(inputs, logprobs=())
+        return inputs and inputs._replace(logprobs=())
 
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
         """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -89,8 +89,7 @@ Indices = Sequence[int] | np.ndarray  # index of the token each row samples in i
 EditColumns = tuple[np.ndarray, np.ndarray, np.ndarray]  # as in Edits, on the host
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingInputs:
+class SamplingInputs(NamedTuple):
     """The rows of one step on the host, as the sampling kernels take them."""
 
     numbers: np.ndarray  # [rows, columns] float64
@@ -217,16 +216,16 @@ class SamplingRows:
         return SamplingInputs(
             self.numbers(at, slots, indices),
             self._vocab,
-            None if self._penalized.isdisjoint(slots) else self._seen,
+            self._seen if _any(self._penalized, slots) else None,
             self._edits_at(slots, indices) if self._edits else None,
             _requested(slots, self._logprobs),
-            not self._filtered.isdisjoint(slots),
+            _any(self._filtered, slots),
         )
 
     def numbers(self, at: np.ndarray, slots: Sequence[int], indices: Indices) -> np.ndarray:
         """[rows, columns], including this step's uniforms."""
         host = self._numbers[at]
-        if not self._random.isdisjoint(slots):
+        if _any(self._random, slots):
             host[:, -1] = uniform(self._seeds[at], np.asarray(indices))
         return host
 
@@ -237,7 +236,7 @@ class SamplingRows:
         where = np.asarray(at)
         slots = where.tolist()
         host = self.numbers(where, slots, indices)
-        penalized = not self._penalized.isdisjoint(slots)
+        penalized = _any(self._penalized, slots)
         return RowsView(
             host,
             self._tensor(host).T,
@@ -275,6 +274,10 @@ class SamplingRows:
 def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:
     inside = ahead[:, (ahead[0] >= start) & (ahead[0] < stop)]
     return torch.stack((inside[0] - start, inside[1]))
+
+
+def _any(members: set[int], slots: Sequence[int]) -> bool:
+    return bool(members) and not members.isdisjoint(slots)
 
 
 def _requested(slots: Sequence[int], by_slot: dict[int, T]) -> tuple[tuple[int, T], ...]:

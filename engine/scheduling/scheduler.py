@@ -31,6 +31,8 @@ from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step
 from engine.scheduling.transfers import Transfers
 from engine.speculation.speculator import Speculator
 
+_DECODE = Phase.DECODE  # read for every token, and Python looks a member up slowly
+
 
 class Scheduler:
     """Owns every live request: waiting, running, or parked."""
@@ -93,10 +95,7 @@ class Scheduler:
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
-        for request, _, _, length, samples in step.rows.numbers[:, :5].tolist():
-            scheduled = self.requests[request]
-            scheduled.launched += length
-            scheduled.pending += samples
+        builder.launch(self.requests)
         self.step += 1
         return step
 
@@ -319,7 +318,7 @@ class Scheduler:
         full = len(request.tokens) // self.pool.block_size
         if request.slot >= 0:
             if row.samples:
-                request.phase = Phase.DECODE
+                request.phase = _DECODE
             if full > request.published and self.rules.prefix_cache and request.epoch == self.kv.epoch:
                 self.kv.publish(request, min(full, request.launched // self.pool.block_size))
                 self.transfers.sending.send(request)

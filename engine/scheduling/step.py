@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, overload
@@ -9,7 +10,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from engine.api.params import SamplingParams
-from engine.api.request import NO_ADAPTER, Request
+from engine.api.request import Request
 from engine.kv.pool import BlockPool
 from engine.kv.tables import NO_CHANGES, TableDelta
 
@@ -37,6 +38,7 @@ class StepRow(NamedTuple):
 
 
 ROW_WIDTH = len(StepRow._fields)
+_ROW = partial(tuple.__new__, StepRow)  # faster than `StepRow._make`, for every token
 _USUAL = StepRow._fields.index("skipped")  # the fields before it; the others are 0 in most steps
 
 
@@ -47,15 +49,17 @@ class Rows(Sequence[StepRow]):
 
     def __init__(self, numbers: np.ndarray, rare: bool | None = None) -> None:
         self.numbers = numbers  # [rows, fields of StepRow] int64
-        self._rare = rare
-        self._sampling: Rows | None = None  # these three are computed once
+        self._rare = rare  # None: not known
+        self._sampling: Rows | None = None  # these three, too, are computed once
         self._ends: np.ndarray | None = None
-        self._listed: list[StepRow] | None = None
+        self._listed: Sequence[StepRow] | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[StepRow]) -> "Rows":
+    def of(cls, rows: Sequence[StepRow], rare: bool | None = None) -> "Rows":
         numbers = np.fromiter(chain.from_iterable(rows), np.int64, ROW_WIDTH * len(rows))
-        return cls(numbers.reshape(-1, ROW_WIDTH))
+        found = cls(numbers.reshape(-1, ROW_WIDTH), rare)
+        found._listed = rows
+        return found
 
     @property
     def slots(self) -> np.ndarray:
@@ -107,12 +111,8 @@ class Rows(Sequence[StepRow]):
     def sampling(self) -> "Rows":
         """The rows that sample a token. Returns this object if all of them do."""
         if self._sampling is None:
-            samples = self.numbers[:, 4]
-            self._sampling = (
-                self
-                if samples.all()
-                else Rows(self.numbers[samples != 0], None if self._rare else self._rare)
-            )
+            every = np.count_nonzero(self.numbers[:, 4]) == len(self.numbers)
+            self._sampling = self if every else Rows(self.numbers[self.samples], self._rare and None)
         return self._sampling
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Rows(Sequence[StepRow]):
 
     def __iter__(self) -> Iterator[StepRow]:
         if self._listed is None:
-            self._listed = [*map(StepRow._make, self.numbers.tolist())]  # `samples` is 0 or 1 here
+            self._listed = [*map(_ROW, self.numbers.tolist())]  # `samples` is 0 or 1 here
         return iter(self._listed)
 
     @overload
@@ -256,17 +256,19 @@ class StepBuilder:
     spans: dict[int, PromptSpan] = field(default_factory=dict)  # by request
     short: bool = False  # a row waits for blocks that are being stored in a tier
     held: list[int] = field(default_factory=list)  # not free until the step is built
-    # By request: the fields of its StepRow, then its token if it has only one. Longer rows keep tokens apart.
-    _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _longer: dict[int, Sequence[int]] = field(default_factory=dict)
-    _rare: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the other fields of rows with any
+    _rows: dict[int, StepRow] = field(default_factory=dict)  # by request
+    _ids: dict[int, int] = field(default_factory=dict)  # by request, of rows of one token, in their order
+    _longer: dict[int, Sequence[int]] = field(default_factory=dict)  # the tokens of all other rows
+    _rare: bool = False  # whether a row may have evicted tokens or an adapter
     _guided: set[int] = field(default_factory=set)
 
     def decode(self, request: Request, start: int, token: int) -> None:
         """Add a row of one token that samples."""
-        self._rows[request.id] = (request.id, request.slot, start, 1, 1, 0, token)
-        if request.skipped or request.adapter is not NO_ADAPTER:
-            self._rare[request.id] = (request.skipped, request.adapter.number)
+        id, skipped, adapter = request.id, request.skipped, request.adapter.number
+        self._rows[id] = _ROW((id, request.slot, start, 1, True, 0, skipped, adapter))
+        self._ids[id] = token
+        if skipped or adapter:
+            self._rare = True
         self.budget -= 1
 
     def add(
@@ -276,14 +278,13 @@ class StepBuilder:
         targets: PromptTargets | None = None,
         span: PromptSpan | None = None,
     ) -> None:
-        usual, rare = row[:_USUAL], row[_USUAL:]
+        self._rows[row.request] = row
         if row.length == 1:
-            self._rows[row.request] = (*usual, tokens[0])
+            self._ids[row.request] = tokens[0]
         else:
-            self._rows[row.request] = (*usual, 0)
             self._longer[row.request] = tokens
-        if any(rare):
-            self._rare[row.request] = rare
+        if row.skipped or row.adapter:
+            self._rare = True
         if targets is not None:
             self.targets[row.request] = targets
         if span is not None:
@@ -296,7 +297,7 @@ class StepBuilder:
         With the first one, room for prompts may get less; all decodes must be there before.
         """
         if cut and self.room is not None:
-            decodes = sum(row[3] for row in self._rows.values())
+            decodes = sum(row.length for row in self._rows.values())
             if self.budget > 0:
                 self.budget = self.room(decodes, start, self.budget)
             self.room = None
@@ -335,16 +336,16 @@ class StepBuilder:
         self.drafts.pop(request, None)
         self.targets.pop(request, None)
         self.spans.pop(request, None)
+        self._ids.pop(request, None)
         self._longer.pop(request, None)
-        self._rare.pop(request, None)
         self._guided.discard(request)
         if row is not None:
-            self.budget += row[3]
+            self.budget += row.length
 
     def samples(self, request: int) -> bool:
         """Whether the request has a row that samples a token."""
         row = self._rows.get(request)
-        return row is not None and bool(row[4])
+        return row is not None and row.samples
 
     @property
     def empty(self) -> bool:
@@ -353,7 +354,14 @@ class StepBuilder:
     @property
     def has_prompt(self) -> bool:
         """Whether any row is a prefill chunk."""
-        return any(row[3] > 1 + row[5] for row in self._rows.values())
+        return any(row.length > 1 + row.drafted for row in self._rows.values())
+
+    def launch(self, requests: Mapping[int, Request]) -> None:
+        """Note at the requests what the step will have computed."""
+        for row in self._rows.values():
+            request = requests[row.request]
+            request.launched += row.length
+            request.pending += row.samples
 
     def build(
         self,
@@ -364,23 +372,17 @@ class StepBuilder:
     ) -> Step:
         rows = list(self._rows.values())
         if self._longer:
-            rows.sort(key=lambda row: 0 if row[3] == 1 else 1 if row[5] else 2)
-        width = _USUAL + 1  # the token follows
-        found = np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
-        numbers = np.zeros((len(rows), ROW_WIDTH), np.int64)
-        numbers[:, :_USUAL] = found[:, :_USUAL]
-        if self._rare:
-            numbers[:, _USUAL:] = [self._rare.get(row[0], (0, 0)) for row in rows]
-        single, ids = len(rows) - len(self._longer), found[:, _USUAL].copy()
+            rows.sort(key=lambda row: 0 if row.length == 1 else 1 if row.drafted else 2)
+        single, ids = len(self._ids), np.fromiter(self._ids.values(), np.int64, len(self._ids))
         if self._longer:
-            longer = [np.array(self._longer[row[0]], np.int64) for row in rows[single:]]
-            ids = np.concatenate([ids[:single], *longer])
+            longer = [np.array(self._longer[row.request], np.int64) for row in rows[single:]]
+            ids = np.concatenate([ids, *longer])
         guided: tuple[int, ...] = ()
         if self._guided:
-            guided = tuple(at for at, row in enumerate(rows) if row[0] in self._guided)
+            guided = tuple(at for at, row in enumerate(rows) if row.request in self._guided)
         return Step(
             number=number,
-            rows=Rows(numbers, bool(self._rare)),
+            rows=Rows.of(rows, None if self._rare else False),
             ids=ids,
             single=single,
             copies=tuple(chain.from_iterable(self.copies.values())) if self.copies else (),

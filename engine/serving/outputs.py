@@ -100,12 +100,18 @@ class OutputProcessor:
         for each in result.scores:
             if (filler := self._scheduler.requests.get(each.request)) is not None:
                 self._scheduler.kv.report(filler, each.block, each.scores)
-        sampled = iter(result.tokens)
+        sampled, top_tokens = iter(result.tokens), result.top_tokens
         for row in step.rows:
-            if row.samples:
-                self._take(step, row, next(sampled), result, now)
-            else:
+            if not row.samples:
                 self._scheduler.commit(row, None)
+                continue
+            token = next(sampled)
+            if top_tokens is not None and row.request in top_tokens.places:
+                self._take_top_tokens(step.number, row, token, top_tokens, now)
+            elif row.drafted:
+                self._take_run(step, row, result, now)
+            else:
+                self._take_token(step.number, row, token, result.logprobs.get(row.request, ()), now)
 
     def _take_prompt(self, id: int, first: int, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Take in log-probabilities of prompt tokens from index `first` on.
@@ -134,16 +140,11 @@ class OutputProcessor:
         if end == request.prompt_len:
             reply.sink(Delta(id, pooled=reply.pool.vector(request)))
 
-    def _take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
-        """Take in what a row sampled: one token, or a run if the row had drafts."""
-        if result.top_tokens is not None and row.request in result.top_tokens.places:
-            return self._take_top_tokens(step.number, row, token, result.top_tokens, now)
-        logprobs = result.logprobs.get(row.request, ())
-        if not row.drafted:
-            return self._take_token(step.number, row, token, logprobs, now)
+    def _take_run(self, step: Step, row: StepRow, result: StepResult, now: float) -> None:
+        """Take in what a row with drafts sampled."""
         if (request := self._scheduler.requests.get(row.request)) is None:
-            return None
-        run = result.runs[row.request]
+            return
+        run, logprobs = result.runs[row.request], result.logprobs.get(row.request, ())
         self._scheduler.speculator.observe_run(request, row.drafted, len(run) - 1, len(step.rows))
         if request.stamp != step.drafts[row.request].stamp:
             run = run[:1]  # only that one was launched before the request was changed
@@ -152,7 +153,6 @@ class OutputProcessor:
         for at, token in enumerate(run):  # tokens of a run share the step's time
             at_time = before + (now - before) * (at + 1) / len(run)
             self._take_token(step.number, row, token, logprobs[at : at + 1], at_time)
-        return None
 
     def _take_token(
         self, step: int, row: StepRow, token: int, logprobs: tuple[TokenLogprob, ...], now: float

@@ -123,11 +123,13 @@ class ReplyOutput:
         """Pass on a token. Returns why the reply ends with it, if it does."""
         over = request.guide is not None and request.guide.over
         text, finish = self.written.take(token, request.generated, full=full, over=over)
-        stop = self.written.stop if finish is Finish.STOP else ""
+        delta = Delta(request.id, (token,), text, logprobs)
+        if finish:
+            stop = self.written.stop if finish is Finish.STOP else ""
+            delta = _ended(delta._replace(finish=finish, stop=stop), request)
         if self._later:
             self.retune(self._later)
-        delta = Delta(request.id, (token,), text, logprobs, finish, stop=stop)
-        self.sink(_ended(delta, request) if finish else delta)
+        self.sink(delta)
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:

@@ -40,6 +40,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "fleet": "--only replay simulated --trace TRACE --share 1 --replicas 2 --rate 50 --dry",
     "front": f"--other {ROOT} --requests 4",
     "gpu_start": "--model pocket --device cpu --starts 1",
+    "host_turns": f"--other {ROOT} --rows 2",
     "kv": "",
     "loading": "--model pocket --schemes none",
     "memory": "--requests 8 --clients 2",

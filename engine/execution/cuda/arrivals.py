@@ -12,7 +12,7 @@ its events would replace those that the step waits for. Steps wait for the whole
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,7 @@ from engine.kv.store import KVLayer, KVStore
 from engine.scheduling.step import Step
 
 Wait = Callable[[int], None] | None  # have the current stream wait for a layer's blocks; None: all are there
+_FOLLOWS_NONE = nullcontext()
 GROUPS = 8  # of layers; the copies have a lead, since they begin before the host launches the step
 
 
@@ -83,12 +84,15 @@ class Arrivals:
         """Have the next step wait for the blocks of a launched work. `end`: is recorded after it."""
         self._followed.append(end)
 
-    @contextmanager
-    def awaited(self, step: Step, *, kernels: bool) -> Iterator[None]:
+    def awaited(self, step: Step, *, kernels: bool) -> AbstractContextManager[None]:
         """Launch a step that waits for what it follows. `kernels`: the forward pass calls `wait`.
 
         Later steps need not wait, since they run after it. A step that fails leaves that to the next one.
         """
+        return self._following(step, kernels) if self._followed else _FOLLOWS_NONE
+
+    @contextmanager
+    def _following(self, step: Step, kernels: bool) -> Iterator[None]:
         others = step.drafts or step.copies  # read blocks before the forward pass
         arrived = all(end.query() for end in self._followed)  # the events may be a later load's by now
         if not arrived and kernels and step.single < len(step.rows) and not others:

@@ -208,15 +208,14 @@ class DecodeSteps:
         form, work = self._form(size, flags, pieces=pieces > 0)
         fields = form.next_fields()
         self._fill(fields, tokens, ids)
-        cut = work.fill(fields["work"], rows.slots, rows.contexts.astype(np.int32), rows.lengths)
+        cut = work.fill(fields["work"], rows.slots, rows.contexts, rows.lengths)
         if inputs is not None:
             write_sampling(fields, inputs)
         self._send_table_changes(fields["news"])
         decodes = not pieces or bool((rows.lengths == 1).any())
         adapters = self._stage.adapters if rows.rare and rows.adapters.any() else None
         if adapters is not None:
-            places = np.repeat(adapters.places(rows.adapters), rows.lengths)
-            fields["rows"][ADAPTERS, :count] = places
+            fields["rows"][ADAPTERS, :count] = np.repeat(adapters.places(rows.adapters), rows.lengths)
         observed = self.received is not None and self._observe(fields["observers"], rows)
         adapted, layout = adapters is not None, adapters and adapters.layout
         graph = Graph(size, flags, cut, pieces > 0, decodes, wait is not None, adapted, layout, observed)
@@ -226,7 +225,7 @@ class DecodeSteps:
         self._note(graph)
         sampled = form.advance()
         found = found if inputs is None else (sampled, *found)
-        return tuple(each[:count] for each in found)
+        return found if count == size else tuple(each[:count] for each in found)
 
     def start_compiling(self, kinds: Sequence[StepKind], wait: Wait = None) -> list[Compilation]:
         """`wait`: of those that wait; without one, there are none."""
@@ -383,9 +382,9 @@ class DecodeSteps:
         """Send table cells written since the last step: in the buffers, or separately if they are many."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
-        if len(cells) <= news.shape[1]:
+        if 0 < len(cells) <= news.shape[1]:
             news[:, : len(cells)] = cells, blocks
-        else:
+        elif len(cells):
             at, values = upload([cells, blocks], self._device)
             self._mirror.view(-1)[at] = values
 

@@ -31,8 +31,9 @@ def write_sampling(fields: Mapping[str, np.ndarray], inputs: SamplingInputs) -> 
     """Write the rows' sampling parameters into the buffers."""
     columns, count = fields["columns"], len(inputs.numbers)
     columns[:, :count] = inputs.numbers.T
-    columns[:, count:] = inputs.numbers[:1].T  # padding samples like the first row, without penalties
-    columns[PENALTIES, count:] = UNPENALIZED
+    if count < columns.shape[1]:  # padding samples like the first row, without penalties
+        columns[:, count:] = inputs.numbers[:1].T
+        columns[PENALTIES, count:] = UNPENALIZED
     write_logprob_counts(fields["asked"], inputs)
     if inputs.edits is not None:
         at, values = logit_biases(inputs)

@@ -61,8 +61,10 @@ class CapturedGraphs:
 
     def instead_of(self, graph: Graph) -> Graph:
         """The one that can split contexts can hold a step that splits none: nothing is merged then."""
+        if graph.cut or graph in self._captured or not HOLDS_WHOLE:
+            return graph
         other = graph._replace(cut=True)
-        return other if HOLDS_WHOLE and graph not in self._captured and other in self._captured else graph
+        return other if other in self._captured else graph
 
     def note(self, graph: Graph) -> None:
         """It is captured now, unless there was no memory for it."""

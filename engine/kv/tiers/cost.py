@@ -27,10 +27,12 @@ class BySize:
         return max(self._samples, default=0)
 
     def observe(self, size: int, seconds: float) -> None:
-        samples = self._samples.setdefault(size.bit_length(), deque(maxlen=_KEPT))
+        bits = size.bit_length()
+        if (samples := self._samples.get(bits)) is None:
+            samples = self._samples[bits] = deque(maxlen=_KEPT)
         samples.append((seconds / size, size))
         self.count += 1
-        self._usual[size.bit_length()] = sorted(samples)[(len(samples) - 1) // 2]  # some take much longer
+        self._usual[bits] = sorted(samples)[(len(samples) - 1) // 2]  # some take much longer
 
     def each(self, size: int) -> float:
         """Seconds / size, of the largest measured sizes that are no larger, or else the smallest. 0: none."""

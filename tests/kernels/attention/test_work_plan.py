@@ -57,6 +57,7 @@ def test_every_visible_key_is_covered_once(
         assert (begin - low) % keys == 0
         spans.setdefault(token, []).append((begin, end, slot))
     assert sorted(covered) == list(range(7, starts[-1]))
+    assert (np.diff(items[:, 5] - items[:, 4]) <= 0).all()  # longest first
 
     merged = {token: (slot, parts) for token, _, slot, parts in merges.tolist()}
     used = []

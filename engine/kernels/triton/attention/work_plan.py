@@ -1,6 +1,7 @@
 """Plans the work of each program of a launch, with numpy on the host, as one table read on the device."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -39,8 +40,7 @@ class AttentionWork:
     spans: Spans | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
+class Chunks(NamedTuple):
     """Tiles of queries, as columns: row, first token, number of tokens, position of the first token."""
 
     rows: np.ndarray
@@ -72,39 +72,50 @@ def plan_items(
     Contexts are split if there are too few tiles to fill the GPU, and if one is much longer than the others,
     which would wait for it. The pieces of a context have equal length, rounded up to whole turns.
     """
-    ends = chunks.positions + chunks.queries
-    lows = _oldest(chunks.positions, spec)
-    lengths = ends - lows
-    mean = lengths.sum() / max(1, len(lengths))
+    lows, ends = _oldest(chunks.positions, spec), chunks.positions + chunks.queries
+    pieces, steps = _split(ends - lows, spec, tile, room)
+    items = np.zeros((len(ends), ITEM), np.int32)  # one per context
+    columns = chunks.rows, chunks.tokens, chunks.queries, chunks.positions, lows, ends, -1
+    for column, values in enumerate(columns):
+        items[:, column] = values
+    (cut,) = (pieces > 1).nonzero()
+    merges, partials = np.zeros((len(cut), MERGE), np.int32), 0
+    if len(cut):
+        parts = pieces[cut]
+        ends = parts.cumsum()
+        items[cut, 6], partials = ends - parts, int(ends[-1])
+        split = items[cut]
+        merges[:, :2], merges[:, 2], merges[:, 3] = split[:, 1:3], split[:, 6], parts
+        at = np.arange(len(pieces)).repeat(pieces)
+        items, steps = items[at], steps[at]
+        before = np.arange(len(at)) - (pieces.cumsum() - pieces)[at]  # pieces of the same context
+        items[:, 6] += before
+        items[:, 4] += before * steps
+        items[:, 5] = np.minimum(items[:, 4] + steps, items[:, 5])
+    # Longest first, so that no long item is still running when the others are done.
+    return items[(items[:, 4] - items[:, 5]).argsort(kind="stable")], merges, partials
+
+
+def _split(
+    lengths: np.ndarray, spec: LayerSpec, tile: Tile, room: tuple[int, int] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Into how many pieces each context is split, and how long they are, except for the last one."""
+    mean = int(lengths.sum()) / max(1, len(lengths))
     fair = mean * min(2.0, len(lengths) * spec.kv_heads / tile.programs)
     while True:
         pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
         steps = -(-lengths // (pieces * tile.keys)) * tile.keys
         pieces = -(-lengths // steps)
-        if room is None or (pieces.sum() <= room[0] and (pieces > 1).sum() <= room[1]):
-            break
+        if room is None or (pieces.sum() <= room[0] and np.count_nonzero(pieces > 1) <= room[1]):
+            return pieces, steps
         fair *= 1.25
 
-    at = np.repeat(np.arange(len(pieces)), pieces)
-    firsts = np.cumsum(pieces) - pieces
-    begin = lows[at] + (np.arange(len(at)) - firsts[at]) * steps[at]
-    cut = pieces > 1
-    slots = np.where(cut[at], np.cumsum(cut[at]) - 1, -1)
-    items = np.zeros((len(at), ITEM), np.int32)
-    columns = (chunks.rows, chunks.tokens, chunks.queries, chunks.positions)
-    for column, values in enumerate(columns):
-        items[:, column] = values[at]
-    items[:, 4], items[:, 5], items[:, 6] = begin, np.minimum(begin + steps[at], ends[at]), slots
-    merges = np.stack((chunks.tokens, chunks.queries, slots[firsts], pieces), axis=1)[cut].astype(np.int32)
-    # Longest first, so that no long item is still running when the others are done.
-    return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], merges, int(cut[at].sum())
 
-
-def _oldest(positions: np.ndarray, spec: LayerSpec) -> np.ndarray:
+def _oldest(positions: np.ndarray, spec: LayerSpec) -> np.ndarray | int:
     """Like LayerSpec.oldest, for many positions."""
     if spec.chunk is not None:
         return positions - positions % spec.chunk
-    return np.zeros_like(positions) if spec.window is None else np.maximum(0, positions + 1 - spec.window)
+    return 0 if spec.window is None else np.maximum(0, positions + 1 - spec.window)
 
 
 def plan_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
