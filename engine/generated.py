@@ -67,12 +67,13 @@ def _write(file: Path, code: dict[str, CodeType]) -> None:
             part.unlink()
 
 
-def _file() -> Path | None:
+def _file(use: str) -> Path | None:
     if sys.dont_write_bytecode:
         return None
     with suppress(NotImplementedError):  # a Python without cached bytecode
-        return Path(cache_from_source(__file__, optimization="code"))  # a name like that of bytecode
+        return Path(cache_from_source(__file__, optimization=use))  # a name like that of bytecode
     return None
 
 
-kept_code = KeptCode(_file())  # of this process
+kept_code = KeptCode(_file("code"))  # of torch and the engine
+server_code = KeptCode(_file("server"))  # of a server without them, which reads nothing of theirs

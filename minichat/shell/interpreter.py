@@ -7,10 +7,12 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from engine.generated import kept_code, server_code
 
 # Seconds that a thread may hold the interpreter lock while another waits for it. A step of a small model
 # needs the lock dozens of times, once after each operation, and each time waited up to 5 ms while
@@ -30,12 +32,25 @@ def share() -> None:
     gc.set_threshold(*_GENERATIONS)
 
 
-def serve() -> None:
-    """Call once a server is ready: collections leave out what it has by then. The oldest generation took
-    0.1 s, in which no request was read.
+@contextmanager
+def serving() -> Iterator[Callable[[], None]]:
+    """Begin with a server's imports. Yields what to call once it is ready: collections leave out what it has
+    by then. The oldest generation took 0.1 s, in which no request was read.
     """
-    gc.freeze()
-    gc.set_threshold(*_SERVING)
+
+    def ready() -> None:
+        server_code.end()
+        gc.freeze()
+        gc.set_threshold(*_SERVING)
+        gc.enable()
+
+    gc.disable()
+    server_code.begin()
+    try:
+        yield ready
+    finally:
+        server_code.end()
+        gc.enable()
 
 
 @contextmanager
@@ -44,10 +59,12 @@ def loading() -> Iterator[None]:
     permanent objects. Scanning them took a tenth of the time, and would delay keys and tokens later.
     """
     gc.disable()
+    kept_code.begin()
     try:
         yield
         gc.freeze()
     finally:
+        kept_code.end()
         gc.enable()
 
 
