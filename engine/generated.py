@@ -8,7 +8,8 @@ import dataclasses
 import marshal
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from types import CodeType
@@ -75,5 +76,15 @@ def _file(use: str) -> Path | None:
     return None
 
 
-kept_code = KeptCode(_file("code"))  # of torch and the engine
-server_code = KeptCode(_file("server"))  # of a server without them, which reads nothing of theirs
+@contextmanager
+def keeping(use: str) -> Iterator[None]:
+    """Keep the code of what this block imports. Each use has a file, so a process reads only what it needs."""
+    code = KeptCode(_file(use))
+    code.begin()
+    try:
+        yield
+    finally:
+        code.end()
+
+
+kept_code = KeptCode(_file("code"))  # of the process of an engine

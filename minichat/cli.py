@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from engine.generated import keeping
 from minichat import __version__
 from minichat.commands.arguments import (
     add_dry,
@@ -379,7 +380,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
         return 2
     try:
-        command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
+        with keeping(options.command):
+            command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()
         return code

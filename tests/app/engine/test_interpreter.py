@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from engine.generated import KeptCode
+from engine import generated
 from minichat.clients.fake import FakeBackend
 from minichat.shell import interpreter
 from minichat.ui.snapshot_poller import SnapshotPoller
@@ -73,14 +74,14 @@ def test_a_server_that_does_not_start_leaves_collection_on() -> None:
 
 
 @pytest.mark.usefixtures("_restored")
-@pytest.mark.parametrize(("name", "context"), [("kept_code", "loading"), ("server_code", "serving")])
+@pytest.mark.parametrize("context", [interpreter.loading, interpreter.serving])
 def test_imports_of_a_start_use_code_that_an_earlier_one_has_kept(
-    name: str, context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Callable[[], AbstractContextManager[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreter, name, KeptCode(file := tmp_path / "code"))
-    for kept in (False, True):
-        assert file.exists() is kept
-        with getattr(interpreter, context)():
+    monkeypatch.setattr(generated, "_file", lambda use: tmp_path / use)
+    for kept in (0, 1):
+        assert len([*tmp_path.iterdir()]) == kept
+        with context():
             assert "exec" in vars(dataclasses)
             dataclasses.make_dataclass("Point", ["x"])
         assert "exec" not in vars(dataclasses)
