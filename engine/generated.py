@@ -78,7 +78,7 @@ def _file(use: str) -> Path | None:
 
 @contextmanager
 def keeping(use: str) -> Iterator[None]:
-    """Keep the code of what this block imports. Each use has a file, so a process reads only what it needs."""
+    """Keep the code of what this block imports. Each use has a file: a process reads only what it needs."""
     code = KeptCode(_file(use))
     code.begin()
     try:
