@@ -80,7 +80,7 @@ def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
                 return
             if pinned and (retained := _retained(index)) is not None:
                 pinned_ahead.begin(*retained, pinned)
-            with timed("Triton imported"):
+            with timed("Triton imported"), quick_sources():
                 __import__("triton.runtime.cache")
         finally:
             imported.set()
