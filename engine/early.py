@@ -80,7 +80,7 @@ def _prepare(device: str, imported: threading.Event, pinned: int) -> None:
             if found:
                 if pinned and (retained := _retained(index)) is not None:
                     pinned_ahead.begin(*retained, pinned)
-                with timed("Triton imported"):
+                with timed("Triton imported"), quick_sources():
                     __import__("triton.runtime.cache")
         finally:
             imported.set()
@@ -98,6 +98,8 @@ def import_torch() -> None:
 
     Best on the main thread: the memory of others grows by a call of the system for each page, 11,000 here.
     """
+    if "torch" in sys.modules:
+        return
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")  # a start would read the texts, too
     # The import that needs it reports why it failed.
     with short_turns(), suppress(Exception), quick_frames(), postponed(), timed("torch"), _quick_libraries():

@@ -8,7 +8,8 @@ import dataclasses
 import marshal
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from types import CodeType
@@ -67,12 +68,23 @@ def _write(file: Path, code: dict[str, CodeType]) -> None:
             part.unlink()
 
 
-def _file() -> Path | None:
+def _file(use: str) -> Path | None:
     if sys.dont_write_bytecode:
         return None
     with suppress(NotImplementedError):  # a Python without cached bytecode
-        return Path(cache_from_source(__file__, optimization="code"))  # a name like that of bytecode
+        return Path(cache_from_source(__file__, optimization=use))  # a name like that of bytecode
     return None
 
 
-kept_code = KeptCode(_file())  # of this process
+@contextmanager
+def keeping(use: str) -> Iterator[None]:
+    """Keep the code of what this block imports. Each use has a file: a process reads only what it needs."""
+    code = KeptCode(_file(use))
+    code.begin()
+    try:
+        yield
+    finally:
+        code.end()
+
+
+kept_code = KeptCode(_file("code"))  # of the process of an engine

@@ -36,13 +36,14 @@ def start(
     phase("importing torch")
     ranks = started_ranks(config)  # they import torch, too
     try:
-        tokenizer = Tokenizer.loading(place.folder)
         wait_for_imports = prepare_gpu(config.device, bytes_ahead(config))
         with timed("the engine's modules"):
             from engine.assembly import assemble
         with timed("waiting for Triton"):
             wait_for_imports()
         imported()
+        # Not before: it holds the GIL, as the imports do. The weights often wait for the disk or the device.
+        tokenizer = Tokenizer.loading(place.folder)
         return assemble(config, place, tokenizer, progress, below, phase, ranks)
     except BaseException:
         if ranks is not None:

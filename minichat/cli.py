@@ -9,14 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from minichat import __version__
-from minichat.commands.arguments import (
-    add_dry,
-    add_looks,
-    add_model,
-    add_name,
-    add_replicas,
-    add_sampling,
-)
+from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_replicas, add_sampling
 from minichat.commands.bench.arguments import add_bench
 from minichat.shell.streams import settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
@@ -379,7 +372,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
         return 2
     try:
-        command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
+        from engine.generated import keeping  # it imports more than --help needs
+
+        with keeping(options.command):
+            command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()
         return code

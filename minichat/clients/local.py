@@ -55,10 +55,11 @@ class LocalReply:
 def on_thread(config: EngineConfig, progress: Progress) -> "EngineClient":
     """Run the engine on a thread, importing torch into this process."""
     open_torch()
+    from engine.early import import_torch
     from engine.host.thread import EngineThread
     from engine.start import start
 
-    return EngineThread(start(config, progress))
+    return EngineThread(start(config, progress, found=lambda folder: import_torch()))
 
 
 def in_process(log_file: Path) -> "Launch":

@@ -128,10 +128,11 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
     logging.getLogger("minichat").addHandler(warnings)
     try:
         with loading():
+            from engine.early import import_torch
             from engine.host.thread import EngineThread
             from engine.start import start
 
-            host = EngineThread(start(config, show_progress))
+            host = EngineThread(start(config, show_progress, found=lambda folder: import_torch()))
         try:
             yield host
         finally:

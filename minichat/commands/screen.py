@@ -14,7 +14,7 @@ from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed, refuse_chances
 from minichat.settings import Loaded, Settings
 from minichat.shell.first import First
-from minichat.shell.interpreter import share
+from minichat.shell.interpreter import loading, share
 from minichat.shell.paths import Paths, private_folder
 from minichat.shell.streams import draw_on_terminal
 from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
@@ -55,8 +55,9 @@ def show(
     adapt_environment(terminal)
     draw_on_terminal()
     share()
-    from minichat.app import RESTART, MinichatApp, Start
-    from minichat.chats.store import Store
+    with loading("screen"):
+        from minichat.app import RESTART, MinichatApp, Start
+        from minichat.chats.store import Store
 
     fix_alt_keys()
     settings = loaded.settings

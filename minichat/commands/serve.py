@@ -197,23 +197,24 @@ def listen(
     single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
     ahead = NOTHING if options.dry_run else Ahead.of(engine_options)
     launch = launching_now(callbacks.log, ahead) if single else None
-    startup = Startup(callbacks.progress)
-    reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
-    starting = partial(engine, options, engine_options, reported, launch)
-    threading.Thread(target=_start, args=(starting, startup), name="start", daemon=True).start()
-    from engine.server.http.listen import server
-
-    built = server(
-        startup,
-        config,
-        certificate=Path(options.tls_cert) if options.tls_cert else None,
-        key=Path(options.tls_key) if options.tls_key else None,
-        password=options.tls_password if options.tls_cert else "",
-        access_log=options.access_log,
-    )
-    if uds:
-        built.leave_nothing = lambda: uds.unlink(missing_ok=True)
     with ExitStack() as while_it_runs:
+        ready = while_it_runs.enter_context(interpreter.serving())
+        startup = Startup(callbacks.progress)
+        reported = replace(callbacks, phase=startup.phase, progress=startup.progress)
+        starting = partial(engine, options, engine_options, reported, launch)
+        threading.Thread(target=_start, args=(starting, startup), name="start", daemon=True).start()
+        from engine.server.http.listen import server
+
+        built = server(
+            startup,
+            config,
+            certificate=Path(options.tls_cert) if options.tls_cert else None,
+            key=Path(options.tls_key) if options.tls_key else None,
+            password=options.tls_password if options.tls_cert else "",
+            access_log=options.access_log,
+        )
+        if uds:
+            built.leave_nothing = lambda: uds.unlink(missing_ok=True)
 
         def opened(done: "Future[None]") -> None:
             if done.exception():
@@ -223,7 +224,7 @@ def listen(
             while_it_runs.callback(host.subscribe(partial(_on_event, callbacks)))
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
-            interpreter.serve()
+            ready()
             announce(options, keys, bound, uds)
             callbacks.ready()
 

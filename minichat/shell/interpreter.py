@@ -7,10 +7,12 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from engine.generated import keeping
 
 # Seconds that a thread may hold the interpreter lock while another waits for it. A step of a small model
 # needs the lock dozens of times, once after each operation, and each time waited up to 5 ms while
@@ -30,22 +32,34 @@ def share() -> None:
     gc.set_threshold(*_GENERATIONS)
 
 
-def serve() -> None:
-    """Call once a server is ready: collections leave out what it has by then. The oldest generation took
-    0.1 s, in which no request was read.
+@contextmanager
+def serving() -> Iterator[Callable[[], None]]:
+    """Begin with a server's imports. Yields what to call once it is ready: collections leave out what it has
+    by then. The oldest generation took 0.1 s, in which no request was read.
     """
-    gc.freeze()
-    gc.set_threshold(*_SERVING)
+    with ExitStack() as starting:
+        starting.callback(gc.enable)
+        gc.disable()
+        starting.enter_context(keeping("server"))
+
+        def ready() -> None:
+            gc.freeze()
+            gc.set_threshold(*_SERVING)
+            starting.close()
+
+        yield ready
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Turn off garbage collection while torch and an engine load: they create hundreds of thousands of
-    permanent objects. Scanning them took a tenth of the time, and would delay keys and tokens later.
+def loading(use: str = "engine") -> Iterator[None]:
+    """Turn off garbage collection while torch and an engine load, or the modules of the screen: they create
+    hundreds of thousands of permanent objects. Scanning them took a tenth of the time, and would delay keys
+    and tokens later. The code that they generate is kept in a file for this `use`.
     """
     gc.disable()
     try:
-        yield
+        with keeping(use):
+            yield
         gc.freeze()
     finally:
         gc.enable()

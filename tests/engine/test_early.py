@@ -28,6 +28,11 @@ threading.Event = Awaited
 early.prepare_gpu("cuda:1")()
 print(getattr(sys.modules.get("triton.runtime.cache"), "done", False))
 """
+CACHE = """
+import inspect
+def triton_key(): pass
+done = inspect.getsourcelines.__module__ == "engine.early"  # it asks for the lines of its functions
+"""
 ALONE = """
 import threading
 from engine.early import prepare_gpu
@@ -100,7 +105,7 @@ def test_a_start_waits_until_triton_is_imported(tmp_path: Path) -> None:
     (tmp_path / "triton" / "__init__.py").write_text("import __main__; __main__.gate.wait()")
     (runtime / "__init__.py").touch()
     (tmp_path / "triton" / "knobs.py").write_text(f"class cache: dir = {str(tmp_path)!r}")
-    (runtime / "cache.py").write_text("def triton_key(): pass\ndone = True")
+    (runtime / "cache.py").write_text(CACHE)
     assert printed(PROGRAM, str(tmp_path)) == "True\n"
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from engine.host.child import need_folder
 from engine.host.launching import Ahead, child_environment, launch_here, launching_now
 from engine.host.process import EngineProcess
 from engine.start import start
+from engine.text.tokenizer import Tokenizer
 from minichat.clients.local import _CLOSE_WITHIN
 from tests.waiting import becomes
 
@@ -114,6 +116,21 @@ def test_imported_modules_are_reported_before_the_engine_is_built() -> None:
     )
     engine.close()
     assert seen[0] is True
+
+
+def test_a_tokenizer_is_loaded_after_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would take turns with the GIL. The weights leave it to others."""
+    seen: list[str] = []
+    loading = Tokenizer.loading
+
+    def noted(folder: Path) -> "Future[Tokenizer]":
+        seen.append("tokenizer")
+        return loading(folder)
+
+    monkeypatch.setattr(Tokenizer, "loading", noted)
+    config = EngineConfig(model="pocket", device="cpu", blocks=64)
+    start(config, imported=lambda: seen.append("imports"), phase=seen.append).close()
+    assert seen.index("imports") < seen.index("tokenizer") < seen.index("loading the weights")
 
 
 def test_the_phases_of_a_start_are_reported(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """How the screen and the engine share one interpreter, and how a server uses its own."""
 
+import dataclasses
 import gc
 import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from engine import generated
 from minichat.clients.fake import FakeBackend
 from minichat.shell import interpreter
 from minichat.ui.snapshot_poller import SnapshotPoller
@@ -55,10 +58,33 @@ def test_loading_a_model_disables_collection_and_freezes_its_objects() -> None:
 def test_collections_of_a_server_leave_out_what_it_had_when_it_was_ready() -> None:
     gc.unfreeze()
     there = [Cycle() for _ in range(10)]
-    interpreter.serve()
-    assert gc.isenabled()
+    with interpreter.serving() as ready:
+        assert not gc.isenabled()
+        ready()
+        assert gc.isenabled()
     assert not any(each in there for each in gc.get_objects() if type(each) is Cycle)
     assert gc.get_threshold()[0] > 700
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_server_that_does_not_start_leaves_collection_on() -> None:
+    with pytest.raises(OSError), interpreter.serving():
+        raise OSError
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("context", [interpreter.loading, interpreter.serving])
+def test_imports_of_a_start_use_code_that_an_earlier_one_has_kept(
+    context: Callable[[], AbstractContextManager[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated, "_file", lambda use: tmp_path / use)
+    for kept in (0, 1):
+        assert len([*tmp_path.iterdir()]) == kept
+        with context():
+            assert "exec" in vars(dataclasses)
+            dataclasses.make_dataclass("Point", ["x"])
+        assert "exec" not in vars(dataclasses)
 
 
 def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:
@@ -67,6 +93,43 @@ def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:
         raise OSError
     assert gc.isenabled()
     assert not gc.get_freeze_count()
+
+
+_LOADS = """
+import sys
+from engine.api.config import EngineConfig
+from engine.api.errors import ModelNotFound
+from minichat.clients.local import on_thread
+from minichat.commands.options import running
+
+def command(config, progress):
+    with running(config):
+        pass
+
+for load in (on_thread, command):
+    for model in ("no-model/no/where", "pocket"):
+        sys.modules.pop("torch", None)
+        try:
+            load(EngineConfig(model=model), lambda done, total: None)
+        except (ModelNotFound, ImportError):
+            print(model, "torch" in sys.modules)
+"""
+_TORCH = """
+import inspect, sys
+assert "_Finder" in map(lambda each: type(each).__name__, sys.meta_path), "all of torch is imported"
+print("torch")
+"""
+
+
+def test_an_engine_of_the_screen_leaves_out_parts_of_torch_as_one_of_a_server_does(tmp_path: Path) -> None:
+    """With a torch that has nothing. A wrong name is refused before it is imported."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(_TORCH)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ran = subprocess.run([sys.executable, "-c", _LOADS], env=environment, capture_output=True, text=True)
+    assert not ran.stderr
+    once = ["no-model/no/where False", "torch", "pocket True"]
+    assert ran.stdout.splitlines() == 2 * once
 
 
 _OPENS_A_PIPE = """
