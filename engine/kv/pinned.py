@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
     from engine.api.config import EngineConfig
 
-# Whether host memory is pinned once a tier asks for room, in place of all that is described above, so that
-# no start waits for it. On an H200, starts took as long with it (docs/server.md). If it is a gain, most of
-# this module is not needed.
-LATER = False
-PIECE = 2**26  # bytes pinned at a time then, about a fortieth of a second
-PAUSES = 9  # times as long as a piece took: so the driver pins during a tenth of the time
 SLAB = 2**28  # bytes pinned at a time, about a tenth of a second
 MOST = 2 * 2**30  # bytes of host memory for blocks on a GPU machine, unless kv_host asks for more
 SHARE = 0.25  # of the free main memory, for the same
@@ -35,17 +29,9 @@ _HUGE = 2**21  # bytes of a huge page, which is pinned at once
 
 def bytes_ahead(config: "EngineConfig") -> int:
     """How much an engine on a GPU will pin in any case, before its model is known."""
-    if LATER or config.ranks > 1 or config.host_blocks is not None or config.kv_budget is not None:
+    if config.ranks > 1 or config.host_blocks is not None or config.kv_budget is not None:
         return 0
     return MOST if config.kv_host is None else min(round(config.kv_host * 1e9), MOST)
-
-
-def slab_bytes(each: int) -> int:
-    """How much is pinned at a time, for blocks of `each` bytes. torch rounds it up to a power of two.
-
-    So few large blocks in a piece would leave up to half of it unused.
-    """
-    return PIECE if LATER and each <= PIECE // 8 else SLAB
 
 
 def blocks_ahead(nbytes: int, each: int) -> int:

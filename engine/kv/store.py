@@ -162,9 +162,8 @@ class KVStore:
             return [with_state(spec, count, parts.next) for spec in held]
 
         self.block_nbytes, self._slab_in = each, slab_in
-        per_slab = host_blocks if pin is None else pinned.slab_bytes(each) // each
-        pauses = pinned.PAUSES if pinned.LATER else None
-        self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None, pauses=pauses)
+        per_slab = host_blocks if pin is None else pinned.SLAB // each
+        self.host = HostMemory(host_blocks, per_slab, slab, filled, background=pin is not None)
 
     def _grouped(self, specs: Sequence[LayerSpec]) -> list[KVLayer]:
         """All layers, over the memory of the first group's."""

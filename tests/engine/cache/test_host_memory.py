@@ -94,35 +94,6 @@ def test_a_store_waits_only_for_the_slabs_that_it_needs(kv: KVStore, pinning: Pi
     assert (tier.used, tier.room(), kv.host.ready) == (3, 1, 4)
 
 
-def test_nothing_is_pinned_until_room_is_asked_for(pinning: Pinning) -> None:
-    memory = HostMemory(4, 2, pinning, background=True, pauses=0.0)
-    assert (memory.size, memory.ready, pinning.asked) == (4, 0, [])
-    memory.clear()
-    assert memory.ask(4) == 0
-    assert pinning.asked == [], "it was closed before"
-    memory = HostMemory(4, 2, pinning, background=True, pauses=0.0)
-    assert memory.ask() == 0, "this does not wait"
-    assert becomes(lambda: pinning.asked == [2])
-    pinning.allowed.put(True)
-    pinning.allowed.put(True)
-    assert becomes(lambda: memory.ask() == 4)
-
-
-def test_a_pause_between_slabs_ends_once_something_waits(pinning: Pinning) -> None:
-    memory = HostMemory(6, 2, pinning, background=True, pauses=1e9)
-    for _ in range(3):
-        pinning.allowed.put(True)
-    assert (memory.ask(1), pinning.asked) == (2, [2])
-    assert (memory.ask(), pinning.asked) == (2, [2]), "to ask ends no pause"
-    assert (memory.ask(3), pinning.asked) == (4, [2, 2]), "the next pause begins"
-    memory.clear()
-    assert (memory.slabs, pinning.asked) == ([], [2, 2])
-
-
-def test_without_a_thread_there_are_no_pauses() -> None:
-    assert HostMemory(6, 2, lambda blocks: blocks, pauses=1e9).slabs == [2, 2, 2]
-
-
 def test_what_was_pinned_before_memory_ran_out_is_used(
     kv: KVStore, pinning: Pinning, caplog: pytest.LogCaptureFixture
 ) -> None:

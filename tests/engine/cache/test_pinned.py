@@ -9,7 +9,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.kv import pinned
-from engine.kv.pinned import MOST, PIECE, PinnedAhead, blocks_ahead, bytes_ahead, slab_bytes
+from engine.kv.pinned import MOST, PinnedAhead, blocks_ahead, bytes_ahead
 from tests.waiting import becomes
 
 SLAB = 2**16
@@ -139,23 +139,6 @@ def test_the_configuration_says_how_much(settings: dict[str, Any], nbytes: int) 
     assert bytes_ahead(EngineConfig(model="m", **settings)) == nbytes
 
 
-def test_nothing_is_pinned_ahead_if_it_is_pinned_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "LATER", True)
-    assert bytes_ahead(EngineConfig(model="m")) == 0
-
-
-@pytest.mark.parametrize("each", [2**20, 2**23 + 1, 34 * 10**6, 75 * 10**6])
-@pytest.mark.parametrize("later", [False, True])
-def test_little_of_what_torch_pins_is_left_unused(
-    monkeypatch: pytest.MonkeyPatch, each: int, later: bool
-) -> None:
-    monkeypatch.setattr(pinned, "LATER", later)
-    monkeypatch.setattr(pinned, "SLAB", 2**28)
-    used = slab_bytes(each) // each * each
-    rounded = 2 ** (used - 1).bit_length()
-    assert used >= rounded * 3 // 4
-
-
 @pytest.mark.parametrize(
     ("nbytes", "each", "blocks"),
     [
@@ -198,23 +181,6 @@ def test_blocks_go_through_memory_that_was_pinned_ahead(monkeypatch: pytest.Monk
     assert ahead.take(2**24) is not None
     ahead.give_back()
     assert ahead.nbytes == 0, "unmapped while it is pinned, it would break the tests that follow"
-
-
-@pytest.mark.cuda
-def test_blocks_go_through_memory_that_is_pinned_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.api.cache_spec import LayerSpec
-    from engine.kv.store import KVStore
-
-    monkeypatch.setattr(pinned, "LATER", True)
-    gpu, spec = torch.device("cuda", 0), LayerSpec(heads=2, kv_heads=1, key_dim=64, value_dim=64, scale=1.0)
-    blocks = 2 * (PIECE // KVStore.block_bytes([spec], 16, torch.bfloat16)) + 1
-    kv = KVStore([spec], blocks=8, block_size=16, host_blocks=blocks, dtype=torch.bfloat16, device=gpu)
-    assert kv.host.slabs == []
-    assert kv.host_ready(least=blocks) == blocks
-    assert [slab[0].keys.is_pinned() for slab in kv.host.slabs] == [True] * 3
-    swapped(kv)
-    kv.clear()
-    assert kv.host_nbytes == 0
 
 
 def swapped(kv: Any) -> None:

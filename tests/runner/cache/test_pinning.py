@@ -1,4 +1,4 @@
-"""An engine whose host memory is pinned after its start. On a CPU, with a stand-in for a slow driver."""
+"""An engine whose host memory is pinned beside its steps. On a CPU, with a stand-in for a slow driver."""
 
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,7 +13,6 @@ from engine.execution.changes import Recache
 from engine.kv import pinned
 from engine.kv.store import KVStore
 from engine.serving.engine import Engine
-from engine.serving.warm_up import WarmUp
 from tests.runner.small import alone, ask, drain, engine_on, run_to
 from tests.waiting import LIMIT, becomes
 
@@ -36,8 +35,6 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(pinned, "LATER", True)
-    monkeypatch.setattr(pinned, "PAUSES", 0.0)
 
     class Store(KVStore):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -68,7 +65,6 @@ def preempted(engine: Engine) -> list[int]:
 def test_requests_are_recomputed_until_memory_is_pinned_and_swapped_then(
     llama: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "PIECE", 2**16)
     monkeypatch.setattr(pinned, "SLAB", 2**16)
     engine, gone = swapping(llama, host_blocks=32)
     host = engine.runner.store.host  # type: ignore[attr-defined]
@@ -90,28 +86,16 @@ def test_requests_are_recomputed_until_memory_is_pinned_and_swapped_then(
     engine.close()
 
 
-def test_a_start_and_requests_without_pressure_pin_nothing(llama: Path, driver: Driver) -> None:
-    engine, _ = swapping(llama, blocks=256, host_blocks=32)
-    warm_up = WarmUp(engine, [1, 2])
-    while not warm_up.over:
-        warm_up.step()
-    _, output = ask(engine, PROMPT)
-    drain(engine)
-    assert output.tokens == alone(llama, PROMPT).tokens
-    assert driver.asked == 0
-    engine.close()
-
-
 def test_a_cache_that_is_rebuilt_while_memory_is_pinned_waits_for_that_piece(
     llama: Path, driver: Driver
 ) -> None:
     engine, _ = swapping(llama, host_blocks=32)
-    preempted(engine)
     assert becomes(lambda: driver.asked == 1)
     driver.allowed.put(True)
     engine.runner.apply(Recache("int8"))
-    before = driver.asked
-    preempted(engine)
-    assert becomes(lambda: driver.asked == before + 1)
+    assert becomes(lambda: driver.asked == 2)
     driver.allowed.put(True)
+    _, output = ask(engine, PROMPT)
+    drain(engine)
+    assert preempted(engine) == output.tokens
     engine.close()
