@@ -17,6 +17,8 @@ is stored in panels of 32 outputs, so that a panel is read from one end to the o
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum { LANES = 16, PANEL = 2 * LANES, TILE = 128 };  /* TILE: rows that pass a panel while it is cached */
+/* Panels read at once for one row: memory is faster at several places than at one, if registers suffice. */
+enum { WIDE = BITS == 16 ? 4 : 1 };
 
 typedef struct {
     const uint8_t *panels;
@@ -56,24 +58,29 @@ ALWAYS __m512i everywhere(const void *four_bytes) {
 #if BITS == 16
 
 enum { MOST = 12 };  /* rows at a time: their sums fit the registers */
-typedef char Digits;
 
-ALWAYS void panel_of(const int rows, const Weight *weight, int64_t panel, const uint16_t *x, uint16_t *out) {
-    const int64_t inputs = weight->inputs;
-    const uint8_t *at = weight->panels + panel * inputs * PANEL * 2;
+/* The outputs of `wide` panels for some rows; there are at most MOST sums of each half. */
+ALWAYS void panels_of(const int rows, const int wide, const Weight *weight, int64_t panel, const uint16_t *x,
+                      uint16_t *out) {
+    const int64_t inputs = weight->inputs, next = inputs * PANEL * 2;
+    const uint8_t *at = weight->panels + panel * next;
     __m512 sum[MOST][2];
-    UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < inputs; i += 2, at += 4 * PANEL) {
-        __m512bh a = (__m512bh)_mm512_loadu_si512(at), b = (__m512bh)_mm512_loadu_si512(at + 64);
-        UNROLL for (int r = 0; r < rows; r++) {
-            __m512bh two = (__m512bh)everywhere(x + r * inputs + i);
-            sum[r][0] = _mm512_dpbf16_ps(sum[r][0], a, two);
-            sum[r][1] = _mm512_dpbf16_ps(sum[r][1], b, two);
+    UNROLL for (int n = 0; n < rows * wide; n++) sum[n][0] = sum[n][1] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < inputs; i += 2, at += 4 * PANEL)
+        UNROLL for (int w = 0; w < wide; w++) {
+            __m512bh a = (__m512bh)_mm512_loadu_si512(at + w * next);
+            __m512bh b = (__m512bh)_mm512_loadu_si512(at + w * next + 64);
+            UNROLL for (int r = 0; r < rows; r++) {
+                __m512bh two = (__m512bh)everywhere(x + r * inputs + i);
+                __m512 *of = sum[w * rows + r];
+                of[0] = _mm512_dpbf16_ps(of[0], a, two);
+                of[1] = _mm512_dpbf16_ps(of[1], b, two);
+            }
         }
-    }
-    UNROLL for (int r = 0; r < rows; r++)
-        for (int half = 0; half < 2; half++)
-            store(sum[r][half], weight, panel * PANEL + half * LANES, out + r * weight->outputs);
+    UNROLL for (int w = 0; w < wide; w++)
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int half = 0; half < 2; half++)
+                store(sum[w * rows + r][half], weight, (panel + w) * PANEL + half * LANES, out + r * weight->outputs);
 }
 
 #else
@@ -196,23 +203,32 @@ static int tile(const Weight *weight, const uint16_t *x, int64_t rows, uint16_t 
                       found + r * groups);
     }
 #endif
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t p = 0; p < panels; p++)
-        for (int64_t b = 0; b < blocks; b++) {
-            const int64_t first = start_of(b, rows);
-            uint16_t *to = out + first * weight->outputs;
 #if BITS == 16
-#define ROWS(N) case N: panel_of(N, weight, p, x + first * inputs, to); break;
+#define PANELS(ROWS, COUNT, P, FIRST) \
+    panels_of(ROWS, COUNT, weight, P, x + (FIRST) * inputs, out + (FIRST) * weight->outputs)
 #else
-#define ROWS(N) case N: panel_of(N, weight, p, digits + 2 * first * inputs, found + first * groups, to); break;
+#define PANELS(ROWS, COUNT, P, FIRST) \
+    panel_of(ROWS, weight, P, digits + 2 * (FIRST) * inputs, found + (FIRST) * groups, \
+             out + (FIRST) * weight->outputs)
 #endif
-            switch (start_of(b + 1, rows) - first) {
-                ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
-#if BITS == 16
-                ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
-#endif
-            }
+#define ROWS(N) case N: PANELS(N, 1, p, first); break;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t some = 0; some < panels; some += WIDE) {
+        if (rows == 1 && some + WIDE <= panels) {
+            PANELS(1, WIDE, some, 0);
+            continue;
         }
+        for (int64_t p = some; p < panels && p < some + WIDE; p++)
+            for (int64_t b = 0; b < blocks; b++) {
+                const int64_t first = start_of(b, rows);
+                switch (start_of(b + 1, rows) - first) {
+                    ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#if BITS == 16
+                    ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+                }
+            }
+    }
 #if BITS != 16
     free(digits);
 #endif
