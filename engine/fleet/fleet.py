@@ -51,7 +51,7 @@ from engine.api.events import (
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
-from engine.fleet.futures import all_done, answered, has_ended, refusal
+from engine.fleet.futures import all_done, answered, has_ended, log_difference, refusal
 from engine.fleet.merged import merged, replica_view
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
@@ -373,7 +373,7 @@ class Fleet(EngineClient):
         with self._events:
             settings = [*self._settings.values()]
         for command in settings:
-            self._replicas[replica].send(command).add_done_callback(_log_failure)
+            self._replicas[replica].send(command).add_done_callback(log_difference)
         self._learn(replica)
 
     def _passes(self, replica: int, event: Event) -> bool:
@@ -397,8 +397,3 @@ class Fleet(EngineClient):
         self._changed(replica, "dead" if dead else "restarting", error)
         if len(self._dead) == len(self._replicas):
             self._bus.emit(Died(event.step, event.at, f"all replicas have ended; the last: {error}"))
-
-
-def _log_failure(done: Future[Any]) -> None:
-    if (error := done.exception()) is not None:
-        log.warning("a replica that has started again differs from the others: %s", error)

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from engine.api.errors import EngineDead, EngineError
+from engine.api.events import log
 
 
 def answered(act: Callable[[], object]) -> Future[Any]:
@@ -27,6 +28,12 @@ def refusal(error: EngineError) -> Future[Any]:
 def has_ended(answer: Future[Any]) -> bool:
     """Whether an engine that has ended gave this answer, and gave it at once."""
     return answer.done() and isinstance(answer.exception(), EngineDead)
+
+
+def log_difference(done: Future[Any]) -> None:
+    """Log the refusal of a setting by a replica that has started again."""
+    if (error := done.exception()) is not None:
+        log.warning("a replica that has started again differs from the others: %s", error)
 
 
 def all_done(parts: Sequence[Future[Any]]) -> Future[Any]:
