@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.server.lines import Lines
 from benchmarks.server.rounds import Load, play
@@ -54,10 +55,8 @@ class RoundRobin(Router):
     def _rank(self, route: Placement) -> tuple[int, int]:
         return (route.replica - self._turn) % self._count, 0
 
-    def route(
-        self, tokens: Sequence[int], salt: bytes = b"", adapter: str = "", *, apart: bool = False
-    ) -> Placement | None:
-        found = super().route(tokens, salt, adapter, apart=apart)
+    def route(self, *prompt: Any, **choice: Any) -> Placement | None:
+        found = super().route(*prompt, **choice)
         self._turn += 1
         return found
 
