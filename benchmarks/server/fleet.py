@@ -54,8 +54,8 @@ class RoundRobin(Router):
     def _rank(self, route: Placement) -> tuple[int, int]:
         return (route.replica - self._turn) % self._count, 0
 
-    def route(self, *prompt: Any, **where: Any) -> Placement | None:
-        found = super().route(*prompt, **where)
+    def route(self, *prompt: Any, **choice: Any) -> Placement | None:
+        found = super().route(*prompt, **choice)
         self._turn += 1
         return found
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,17 +14,10 @@ from engine.api.commands import (
     Accepted,
     Command,
     DrainReplica,
-    DropAdapter,
     Fork,
     GetSnapshot,
-    LoadAdapter,
     Preempt,
     ReportBlocks,
-    SetKvScheme,
-    SetLatencyTarget,
-    SetMaxSlowdown,
-    SetQuantization,
-    SetSwitch,
     StartReplica,
     Submit,
     Update,
@@ -51,7 +45,8 @@ from engine.api.events import (
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
-from engine.fleet.futures import all_done, answered, has_ended, log_failure, refusal
+from engine.fleet.futures import all_done, answered, has_ended, log_difference, refusal
+from engine.fleet.kept import KeptSettings
 from engine.fleet.merged import merged, replica_view
 from engine.fleet.router import Placement, Router
 from engine.host.client import EngineClient, Sink
@@ -63,7 +58,6 @@ T = TypeVar("T")
 NUMBERS = 2**42  # of requests in one replica, so that a request's number says where it runs
 ANSWERS_WITHIN = 2.0  # seconds; a replica that takes longer is shown as it was
 _SAME_EVERYWHERE = (Switched, Quantizing, Quantized, Recached, AdapterChanged)  # all replicas report them
-_KEPT = (SetSwitch, SetLatencyTarget, SetMaxSlowdown, SetQuantization, SetKvScheme, LoadAdapter, DropAdapter)
 _RENAMING = (Quantized, Recached, AdapterChanged)  # after these, blocks have other names
 
 
@@ -86,7 +80,7 @@ class Fleet(EngineClient):
         self._ending: set[int] = set()  # those whose requests have ended, and whose processes are ending
         self._stopped: set[int] = set()
         self._alive: dict[int, int] = {}  # tokens of each request that is queued or running
-        self._settings: dict[tuple[str, str], Command[Any]] = {}  # that differ from those at the start
+        self._settings = KeptSettings()
         self._step = 0
         self._threads = ThreadPoolExecutor(len(self._replicas), "fleet")
         self._caller = ThreadPoolExecutor(1, "fleet-snapshot")
@@ -120,16 +114,8 @@ class Fleet(EngineClient):
             case StartReplica(replica=replica):
                 return answered(partial(self._start, replica))
         whole = all_done([self._replicas[number].send(command) for number in self._serving()])
-        if isinstance(command, _KEPT):
-            whole.add_done_callback(partial(self._keep, command))
+        whole.add_done_callback(partial(self._settings.note, command))
         return whole
-
-    def _keep(self, command: Command[Any], done: Future[Any]) -> None:
-        """Remember a setting, for replicas that start again."""
-        if done.exception() is None:
-            kind = "adapter" if isinstance(command, LoadAdapter | DropAdapter) else command.verb
-            with self._events:
-                self._settings[kind, getattr(command, "name", "")] = command
 
     def _owner(self, id: int) -> EngineClient:
         """The replica of a request. A number that none has given is refused by any."""
@@ -315,13 +301,22 @@ class Fleet(EngineClient):
             except EngineError as error:
                 self._last[number] = self._last[number].ended(str(error))
             del self._asked[number]
-        shots = [self._last[number] for number in self._replicas]
-        queue, leaving = self._router.queue, self._leaving
+        with self._events:
+            shots, leaving = [*map(self._known, self._replicas)], {*self._leaving}
+        queue = self._router.queue
         views = [
             replica_view(each, shot, queue(each), silent=each in silent, draining=each in leaving)
             for each, shot in zip(self._replicas, shots, strict=True)
         ]
         return merged(shots, views)
+
+    def _known(self, replica: int) -> Snapshot:
+        """The replica's last snapshot, or its end if it was lost after that."""
+        shot, why = self._last[replica], self._lost.get(replica)
+        if why is None or shot.state != "ready" or replica in self._leaving:
+            return shot
+        state = "stopped" if replica in self._stopped else "dead" if replica in self._dead else "restarting"
+        return replace(shot.ended(why), state=state)
 
     # On threads of the replicas
 
@@ -370,10 +365,8 @@ class Fleet(EngineClient):
 
     def _restore(self, replica: int) -> None:
         """Give a replica that has started again the settings of the others, then prompts."""
-        with self._events:
-            settings = [*self._settings.values()]
-        for command in settings:
-            self._replicas[replica].send(command).add_done_callback(log_failure)
+        for command in self._settings.all():
+            self._replicas[replica].send(command).add_done_callback(log_difference)
         self._learn(replica)
 
     def _passes(self, replica: int, event: Event) -> bool:

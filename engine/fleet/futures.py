@@ -30,8 +30,8 @@ def has_ended(answer: Future[Any]) -> bool:
     return answer.done() and isinstance(answer.exception(), EngineDead)
 
 
-def log_failure(done: Future[Any]) -> None:
-    """For a setting of a replica that has started again."""
+def log_difference(done: Future[Any]) -> None:
+    """Log the refusal of a setting by a replica that has started again."""
     if (error := done.exception()) is not None:
         log.warning("a replica that has started again differs from the others: %s", error)
 

@@ -17,7 +17,8 @@ from tests.waiting import becomes
 
 __all__ = ["bench", "served", "slow"]
 
-PARAMS = SamplingParams(max_tokens=70, ignore_eos=True)
+LENGTH = 1000  # tokens; the first screen leaves long before
+PARAMS = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
 
 
 def backend(served: Served) -> RemoteBackend:
@@ -43,7 +44,7 @@ async def pick_token(it: Bench) -> None:
 
 @pytest.mark.parametrize("how", [fork, *soak(pick_token)])
 def test_the_next_screen_resumes_a_fork(
-    bench: Callable[..., Any], slow: Served, how: Callable[[Bench], Any]
+    bench: Callable[..., Any], slow: Served, how: Callable[[Bench], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @run
     async def test() -> None:
@@ -59,6 +60,7 @@ def test_the_next_screen_resumes_a_fork(
             assert before[0] >= 4 and start.startswith(before[1])
             prompt_tokens = child.run.trace.prompt_tokens
             await it.app.action_quit()
+        monkeypatch.setattr(slow.runner, "_seconds", 0.0)  # the reply ends soon
         async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
             await it.until(lambda: it.app.lifecycle.ready.is_set())
             child = list(it.app.chats)[-1]
@@ -67,9 +69,9 @@ def test_the_next_screen_resumes_a_fork(
             assert message.state == "stopped"
             assert message.error.startswith("max tokens")
             assert message.text.startswith(start)
-            assert (message.stats.tokens, message.stats.copied) == (70, before[0])
+            assert (message.stats.tokens, message.stats.copied) == (LENGTH, before[0])
             [trace] = child.traces.values()
-            assert (trace.prompt_tokens, len(trace.tokens)) == (prompt_tokens, 70)
+            assert (trace.prompt_tokens, len(trace.tokens)) == (prompt_tokens, LENGTH)
             await it.backend.detach()
         assert becomes(lambda: slow.state.gate.in_flight == 0)
 

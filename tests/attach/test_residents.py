@@ -29,7 +29,7 @@ from minichat.models.residents import Record, Resident, Waiting, home_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import dry
-from tests.waiting import accepts_connections, becomes
+from tests.waiting import LIMIT, accepts_connections, becomes
 
 __all__ = ["run"]
 
@@ -85,7 +85,7 @@ def end_once_no_other_is_accepted(reply: ClientConnection, resident: Resident) -
     assert becomes(lambda: not accepts_connections(resident.socket))
     reply.send(json.dumps({"type": "update", "id": "a", "changes": {"max_tokens": 1}}))
     while '"done"' not in sent:
-        sent += str(reply.recv(10))
+        sent += str(reply.recv(LIMIT))
     return sent
 
 
@@ -131,13 +131,12 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
         begin_reply(client, RATE)  # has no reader
         endless.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell me", "params": ENDLESS}))
         assert '"started"' in str(endless.recv(30))
-        with ThreadPoolExecutor() as readers:
-            reading = readers.submit(client.get, f"/engine/replies/{id}")
+        with client.stream("GET", f"/engine/replies/{id}") as reading, ThreadPoolExecutor() as readers:
             shortened = readers.submit(end_once_no_other_is_accepted, endless, resident)
             assert user.say("down")[0] == 0
             assert not resident.running()
-            assert '"finish":"length"' in reading.result(10).text
-            assert '"finish":"length"' in shortened.result(10)
+            assert '"finish":"length"' in reading.read().decode()
+            assert '"finish":"length"' in shortened.result(LIMIT)
     assert user.ps() == []
     assert not resident.socket.exists()
     code, _, err = user.say("down")

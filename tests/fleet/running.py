@@ -1,11 +1,14 @@
 """Two replicas in processes of their own, of which a dead one starts again once it may."""
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
+from engine.api.commands import Update
 from engine.api.config import EngineConfig
 from engine.api.events import Event, ReplicaChanged
 from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.local import start_fleet
 from engine.host.process import EngineProcess
@@ -51,3 +54,11 @@ def two_replies(fleet: Fleet, params: SamplingParams) -> list[Stream]:
     assert all(map(has_begun, streams))
     assert [each.id // NUMBERS for each in streams] == [0, 1]
     return streams
+
+
+def end_whole(fleet: Fleet, streams: Iterable[Stream]) -> bool:
+    """Shorten replies that still run. Return whether each ended by its length, so that none was cut."""
+    streams = [*streams]
+    for each in streams:
+        fleet.send(Update(each.id, {"max_tokens": 1})).result()
+    return all(each.result().finish is Finish.LENGTH for each in streams)

@@ -1,6 +1,6 @@
 """Two engines of this process as a fleet: one client, whose replies are those of one engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,9 +8,9 @@ import pytest
 from engine.api.commands import Abort, SetSwitch, Update
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
-from engine.api.events import Admitted, Event, Finished, PromptRouted, Switched
+from engine.api.events import Admitted, Died, Event, Finished, PromptRouted, Restarting, Switched
 from engine.api.params import SamplingParams
-from engine.api.snapshot import SchemeView
+from engine.api.snapshot import SchemeView, Snapshot
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.futures import refusal
@@ -81,6 +81,22 @@ def test_a_replica_that_has_ended_before_its_end_is_reported_is_passed_over(
     with pytest.raises(EngineDead, match="replica 0 was killed"):
         fleet.submit([1, 2, 3], SHORT).result()
     assert [fleet._router.queue(number) for number in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(("ends", "state"), [(Restarting, "restarting"), (Died, "dead")])
+def test_a_replica_that_is_lost_after_its_snapshot_is_not_shown_as_ready(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, ends: Callable[..., Event], state: str
+) -> None:
+    shot = fleet._replicas[1].snapshot()
+    after = (0.0,) if state == "restarting" else ()
+
+    def lost() -> Snapshot:
+        fleet._on_event(1, ends(0, 0.0, "it was killed", *after))
+        return shot
+
+    monkeypatch.setattr(fleet._replicas[1], "snapshot", lost)
+    found = fleet.snapshot().replicas[1]
+    assert (shot.state, found.state, found.error) == ("ready", state, "it was killed")
 
 
 def test_another_owner_shares_nothing(fleet: Fleet, events: list[Event]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minichat.shell.output import Output
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 FRAME = "x" * 20_000
 RESTORE = "\x1b[?1049l"
@@ -59,19 +59,21 @@ def fast() -> Iterator[Link]:
 
 
 def test_quitting_drops_what_a_slow_terminal_has_not_taken(slow: Link) -> None:
-    """30 frames, and the rest of the one that is being written: a minute of this link."""
+    """25 frames take 50 s on this link."""
     for _ in range(25):
         slow.output.write(FRAME)
     began = time.monotonic()
     slow.output.drop()
     slow.output.write(RESTORE)
     slow.output.stop()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert becomes(lambda: slow.arrived.endswith(b"\x18\x1b\\" + RESTORE.encode()))
-    assert len(slow.arrived) < 10_000
+    assert len(slow.arrived) < 5 * len(FRAME)
 
 
-def test_a_terminal_that_keeps_up_gets_everything(fast: Link) -> None:
+def test_a_terminal_that_keeps_up_gets_everything(fast: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PATIENCE", "_SLOW"):  # on a loaded machine, its reader may pause
+        monkeypatch.setattr(f"minichat.shell.output.{name}", LIMIT)
     for _ in range(5):
         fast.output.write(FRAME)
     fast.output.drop()
@@ -81,7 +83,8 @@ def test_a_terminal_that_keeps_up_gets_everything(fast: Link) -> None:
 
 
 def test_output_is_behind_until_the_terminal_has_taken_it(slow: Link, fast: Link) -> None:
-    slow.output.write(FRAME)
+    for _ in range(25):
+        slow.output.write(FRAME)
     fast.output.write(FRAME)
     assert becomes(lambda: not fast.output.behind)
     assert slow.output.behind

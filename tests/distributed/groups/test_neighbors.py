@@ -55,7 +55,7 @@ def test_a_receive_ends_if_its_stage_is_told_that_a_rank_is_lost() -> None:
         began = time.monotonic()
         with pytest.raises(RuntimeError, match="a rank is lost"):
             work.wait()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20  # not its limit of 30
         with pytest.raises(RuntimeError, match="a rank is lost"):
             last.recv([torch.empty(1)], 1, 0)
         timer.join()

@@ -300,7 +300,7 @@ def launch(stage: Any, rows: int, *, filtered: bool, cut: bool, pieces: bool = F
         stage.sample(logits, fields, last_ids, SamplingFlags(filtered, False, False, False), None)
 
 
-@pytest.mark.parametrize("kv", ["none", "int4", *soak("int8", "fp8")])
+@pytest.mark.parametrize("kv", ["none", *soak("int4", "int8", "fp8")])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 

@@ -36,6 +36,7 @@ def _broken(x):
     tl.store(x, tl.load(nowhere))  # noqa: F821
 
 
+@pytest.mark.soak  # ten seconds; the next test has steps of both kinds in one
 @pytest.mark.parametrize(
     "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
 )
@@ -63,6 +64,8 @@ def test_a_rehearsal_skips_layers_like_others(gpu: RecordingDriver, narrow: tupl
 
     precompile(step)
     compiled = set(gpu.missing)
+    assert not gpu.launched
+    assert len(gpu.loaded) >= len(compiled) > 4
     gpu.missing.clear()
     step()
     assert not gpu.missing
