@@ -2,7 +2,7 @@
 
 `products`: one layer's product, by rows and data type. `bits`: the batch sizes for which a row's result
 differs from the same row in a large batch: zero means that batching changes no bit. `norms`: of `--inputs`
-numbers. `kernels`: the memory that products of many row counts leave behind, each count as it is, and rounded
+numbers. `compiled`: the kernels in C beside torch's, for weights in 16, 8 and 4 bits. `kernels`: the memory that products of many row counts leave behind, each count as it is, and rounded
 up as the engine does.
 """
 
@@ -19,15 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.cpu import many_rows
+from engine.kernels.cpu.compiled.product import Int8Panels, bfloat16_panels
+from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.kernels.cpu.packed import PackedLinear, why_not
 from engine.kernels.cpu.rms_norm import CpuRmsNorm
 from engine.kernels.cpu.row_buckets import pad_to_bucket
+from engine.quant.int4 import CompiledInt4, PackedInt4, grouped
+from engine.quant.int8 import quantized
 from minichat.bench.harness import Bench
 
 DTYPES = (torch.float32, torch.bfloat16)
-COPIES = 4  # alternating weights, so that none stays in the processor's cache
+CACHE = 96 * 2**20  # bytes of alternating weights in bfloat16, so that none stays in the processor's cache
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 63, 64, 100, 127)
-PARTS = ("products", "bits", "norms", "kernels")
+PARTS = ("products", "bits", "norms", "compiled", "kernels")
 
 
 def run(
@@ -43,9 +47,10 @@ def run(
 ) -> None:
     """`counts`: different row counts of `kernels`."""
     torch.set_num_threads(threads)
+    copies = 4 if inputs * outputs < 2**20 else -(-CACHE // (2 * inputs * outputs))
     generator = torch.Generator().manual_seed(0)
     for dtype in DTYPES:
-        weights = [torch.randn(outputs, inputs, generator=generator).to(dtype) for _ in range(COPIES)]
+        weights = [torch.randn(outputs, inputs, generator=generator).to(dtype) for _ in range(copies)]
         given = [torch.randn(count, inputs, generator=generator).to(dtype) for count in rows]
         if "products" in only:
             products(bench, weights, given, loops)
@@ -53,6 +58,8 @@ def run(
             bits(bench, weights[0], torch.randn(128, inputs, generator=generator).to(dtype))
         if "norms" in only:
             norms(bench, given, loops)
+    if "compiled" in only:
+        compiled(bench, weights, given, loops)
     if "kernels" in only:
         for name in ("each count", "rounded up"):
             bench.note(f"kernels of {counts} row counts, {name}", left_behind(name, counts) / 1e6, "MB")
@@ -100,6 +107,24 @@ def norms(bench: Bench, given: Sequence[Tensor], loops: int) -> None:
         bench.compare(calls, unit="s/norm")
 
 
+def compiled(bench: Bench, weights: Sequence[Tensor], given: Sequence[Tensor], loops: int) -> None:
+    kinds: dict[str, Callable[[Tensor], tuple[nn.Module, nn.Module]]] = {
+        "bfloat16": lambda weight: (PackedLinear(weight, None), bfloat16_panels(weight, None)),
+        "int8": lambda weight: (Int8Digits(*quantized(weight), None), Int8Panels(*quantized(weight), None)),
+        "int4": lambda weight: tuple(  # type: ignore[return-value]
+            kind(grouped(weight, 64), None, weight.shape[1]) for kind in (PackedInt4, CompiledInt4)
+        ),
+    }
+    for name, both in kinds.items():
+        theirs, ours = zip(*map(both, weights), strict=True)
+        for x in given:
+            calls = {
+                f"torch's {name}, {len(x)} rows": looped(apply, theirs, x, loops),
+                f"compiled {name}, {len(x)} rows": looped(apply, ours, x, loops),
+            }
+            bench.compare(calls, unit="s/product")
+
+
 def left_behind(how: str, counts: int) -> float:
     """Bytes by which a process of its own grows."""
     code = f"from {__name__} import grown; grown({how!r}, {counts})"
@@ -134,8 +159,9 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def apply(x: Tensor, module: PackedLinear) -> Tensor:
-    return module(x)
+def apply(x: Tensor, module: nn.Module) -> Tensor:
+    out: Tensor = module(x)
+    return out
 
 
 def looped(
