@@ -2,8 +2,8 @@
 
 `products`: one layer's product, by rows and data type. `bits`: the batch sizes for which a row's result
 differs from the same row in a large batch: zero means that batching changes no bit. `norms`: of `--inputs`
-numbers. `compiled`: the kernels in C beside torch's, for weights in 16, 8 and 4 bits. `kernels`: the memory that products of many row counts leave behind, each count as it is, and rounded
-up as the engine does.
+numbers. `compiled`: the kernels in C beside torch's, for weights in 16, 8 and 4 bits. `kernels`: the memory
+that products of many row counts leave behind, each count as it is, and rounded up as the engine does.
 """
 
 import json
@@ -58,7 +58,7 @@ def run(
             bits(bench, weights[0], torch.randn(128, inputs, generator=generator).to(dtype))
         if "norms" in only:
             norms(bench, given, loops)
-    if "compiled" in only:
+    if "compiled" in only:  # with the weights of the last type, in bfloat16
         compiled(bench, weights, given, loops)
     if "kernels" in only:
         for name in ("each count", "rounded up"):
@@ -108,13 +108,16 @@ def norms(bench: Bench, given: Sequence[Tensor], loops: int) -> None:
 
 
 def compiled(bench: Bench, weights: Sequence[Tensor], given: Sequence[Tensor], loops: int) -> None:
+    def in_4_bits(weight: Tensor) -> tuple[nn.Module, nn.Module]:
+        kept = grouped(weight, 64), None, weight.shape[1]
+        return PackedInt4(*kept), CompiledInt4(*kept)
+
     kinds: dict[str, Callable[[Tensor], tuple[nn.Module, nn.Module]]] = {
         "bfloat16": lambda weight: (PackedLinear(weight, None), bfloat16_panels(weight, None)),
         "int8": lambda weight: (Int8Digits(*quantized(weight), None), Int8Panels(*quantized(weight), None)),
-        "int4": lambda weight: tuple(  # type: ignore[return-value]
-            kind(grouped(weight, 64), None, weight.shape[1]) for kind in (PackedInt4, CompiledInt4)
-        ),
+        "int4": in_4_bits,
     }
+    weights, given = ([each.bfloat16() for each in tensors] for tensors in (weights, given))
     for name, both in kinds.items():
         theirs, ours = zip(*map(both, weights), strict=True)
         for x in given:
