@@ -224,6 +224,8 @@ def listen(
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
             interpreter.serve()
+            if options.ray is not None:
+                built.take_signals()  # Ray's handler of SIGTERM prints a stack trace
             announce(options, keys, bound, uds)
             callbacks.ready()
 
