@@ -9,6 +9,8 @@ from engine.distributed.crews.started import started_ranks
 from engine.early import prepare_gpu
 from engine.kv.pinned import bytes_ahead
 from engine.kv.tiers.tier import Tier
+from engine.models.config_json import config_fields, read_config
+from engine.models.families import named
 from engine.models.find import Progress, find_model
 from engine.text.tokenizer import Tokenizer
 from engine.timeline import timed
@@ -33,6 +35,7 @@ def start(
     phase("finding the model")
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     found(place.folder)
+    _refuse_ranks(config, place.folder)
     phase("importing torch")
     ranks = started_ranks(config)  # they import torch, too
     try:
@@ -49,3 +52,12 @@ def start(
         if ranks is not None:
             ranks.end()
         raise
+
+
+def _refuse_ranks(config: EngineConfig, folder: Path) -> None:
+    """Raise if a native model has too few layers or heads for its ranks, before any of them starts."""
+    if config.ranks == 1 or named(config_fields(folder).text("model_type")) is None:
+        return
+    for spec in read_config(folder).stage(0, config.pp).layers:
+        if spec.has_keys and not spec.latent:
+            spec.check_ranks(config.tp)

@@ -358,20 +358,20 @@ def _no_command(word: str) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return the exit code: 0 success, 1 failure, 2 bad usage."""
     settle()
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or _is_for_chat(words[0]):
-        words.insert(0, "chat")
-    if words[0] not in (*COMMANDS, *_HELP):
-        _no_command(words[0])
-    options, unknown = parser().parse_known_args(words)
-    if unknown:  # argparse would point to the program's help, not the command's
-        _alone(words[0]).refuse(unknown, _HELP, _alone("generate") if words[0] == "chat" else None)
     try:
-        os.getcwd()
-    except OSError:  # torch's libraries would end the program
-        print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
-        return 2
-    try:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if not words or _is_for_chat(words[0]):
+            words.insert(0, "chat")
+        if words[0] not in (*COMMANDS, *_HELP):
+            _no_command(words[0])
+        options, unknown = parser().parse_known_args(words)
+        if unknown:  # argparse would point to the program's help, not the command's
+            _alone(words[0]).refuse(unknown, _HELP, _alone("generate") if words[0] == "chat" else None)
+        try:
+            os.getcwd()
+        except OSError:  # torch's libraries would end the program
+            print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
+            return 2
         from engine.generated import keeping  # it imports more than --help needs
 
         with keeping(options.command):

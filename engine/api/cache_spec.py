@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from engine.api.errors import BadInput
+
 KvSchemeName = Literal["none", "int8", "fp8", "int4"]
 KV_SCHEMES: tuple[KvSchemeName, ...] = get_args(KvSchemeName)
 
@@ -50,6 +52,13 @@ class CacheSpec:
     sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
     latent: bool = False  # values are the first numbers of the keys, and not stored again
     state: StateSpec | None = None  # of each block: that after its last token. Keys may be beside it
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise if the heads cannot be split. Ranks beyond the number of key heads share one."""
+        if self.heads % ranks or (self.kv_heads % ranks and ranks % self.kv_heads):
+            raise BadInput(
+                f"{self.heads} query heads and {self.kv_heads} KV heads cannot be split over {ranks} ranks"
+            )
 
     @classmethod
     def of_state(cls, state: StateSpec) -> "CacheSpec":

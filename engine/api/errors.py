@@ -3,7 +3,7 @@
 import math
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, Self
 
 ContextBound = Literal["model", "max_context", "blocks"]
@@ -121,6 +121,14 @@ def place(error: Exception) -> str:
     """Where an error was raised, such as `backend.py:31, in attend`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"
+
+
+def outside_vocab(model: str, vocab: int, tokens: Collection[int]) -> str:
+    """A message about the first token outside a model's vocabulary, or ""."""
+    if not tokens or (min(tokens) >= 0 and max(tokens) < vocab):
+        return ""
+    token = next(token for token in tokens if not 0 <= token < vocab)
+    return f"token id {token} is out of range: {model} has tokens 0 to {vocab - 1}"
 
 
 def _shortened(value: object) -> object:

@@ -182,9 +182,8 @@ class BlockView:
 
     def emptied(self) -> Self:
         """A copy with all blocks free."""
-        zeros: dict[str, Any] = {
-            name: np.zeros_like(getattr(self, name)) for name in ("refs", "filled", "left", "moved")
-        }
+        names = ("refs", "filled", "left", "moved")
+        zeros: dict[str, Any] = {name: np.zeros_like(getattr(self, name)) for name in names}
         return replace(self, owner=np.full_like(self.owner, -1), in_use=0, cached=0, **zeros)
 
 
@@ -336,6 +335,7 @@ class Snapshot:
     experts: ExpertLoad | None = None  # tokens by expert; None: the model has none
     block_groups: int = 1  # of layers: each has its own blocks of the same `block_size` tokens
     context_bound: ContextBound = "model"  # what limits `max_context`
+    vocab: int = 0  # tokens of the model
 
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""

@@ -178,7 +178,6 @@ class RestartingEngine(EngineClient):
                         self._replace(event, halt)
                 return
             except Exception as error:  # such as no memory or no file; each failed start counts as a death
-                log.exception("the engine could not be restarted")
                 with self._gate:
                     if halt.is_set():
                         return
@@ -188,6 +187,10 @@ class RestartingEngine(EngineClient):
                 if not reviving:
                     self._bus.emit(replace(event, error=why))
                     return
+                if isinstance(error, EngineError | OSError):
+                    log.error("the engine could not be restarted: %s; the next try is in %g s", error, pause)
+                else:
+                    log.exception("the engine could not be restarted; the next try is in %g s", pause)
 
     def _replace(self, event: Died, halt: threading.Event) -> None:
         dead = self._process

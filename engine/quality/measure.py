@@ -18,7 +18,6 @@ from engine.execution.runner import ModelRunner
 from engine.models.find import BUILT_IN
 from engine.quality.schemes import REFERENCE, SchemePair
 from engine.quality.score import STRETCH, Score, read
-from engine.quant.registry import names
 from engine.serving.engine import Engine
 from engine.start import start
 
@@ -63,8 +62,6 @@ def compare(
     The unquantized model always runs first, even if it is not in `pairs`. Its log probabilities are stored
     in a temporary file: 4 bytes per vocabulary entry and token.
     """
-    if unknown := [each.weights for each in pairs if each.weights not in names()]:
-        raise BadInput(f"unknown weight scheme {unknown[0]!r}; must be one of {', '.join(names())}")
     ordered = [REFERENCE, *(each for each in pairs if each != REFERENCE)]
     with tempfile.TemporaryDirectory(prefix="minichat-quality-") as folder:
         reference: np.ndarray | None = None

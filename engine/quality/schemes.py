@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName
 from engine.api.errors import BadInput
+from engine.quant.registry import names
 
 _KV = "kv-"
 
@@ -40,4 +41,6 @@ def _choice(name: str) -> SchemePair:
     if cache not in KV_SCHEMES:
         known = ", ".join(_KV + each for each in KV_SCHEMES)
         raise BadInput(f"scheme {name!r}: unknown cache scheme {_KV}{cache}; must be one of {known}")
+    if weights and weights[0] not in names():
+        raise BadInput(f"unknown weight scheme {weights[0]!r}; must be one of {', '.join(names())}")
     return SchemePair(name, weights[0] if weights else "none", cache)

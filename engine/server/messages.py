@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, quoted
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
@@ -21,7 +21,7 @@ def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[s
     role = message.get("role")
     if role not in _ROLES:
         raise ApiError(
-            400, f"{place}.role must be one of {', '.join(_ROLES)}, got {role!r:.80}", param=f"{place}.role"
+            400, f"{place}.role must be one of {', '.join(_ROLES)}, got {quoted(role)}", param=f"{place}.role"
         )
     # Replies that clients send back have other members, such as `refusal` or `provider_specific_fields`.
     kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}

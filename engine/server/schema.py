@@ -1,12 +1,12 @@
 """The pydantic base of request bodies: unknown fields are errors, and types are not coerced."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, quoted
 from engine.server.urgency import Urgency
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -61,9 +61,9 @@ def parsed(kind: type[M], value: Any) -> M:
         return kind.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
-        same = (each for each in found if each["loc"][:1] == found[0]["loc"][:1])
+        same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
         worst = max(same, key=lambda each: _nearness(each["type"], each["loc"]))
-        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], worst["input"]) from None
+        raise _refusal(kind, worst["type"], worst["loc"], _message(worst, same), worst["input"]) from None
 
 
 def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list[int]]:
@@ -71,11 +71,20 @@ def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list
     return not problem.endswith("_type"), len(loc), [step for step in loc if isinstance(step, int)]
 
 
+def _message(worst: Any, found: Sequence[Any]) -> str:
+    """The message of one of these errors. A value of a type that a union lacks gets the messages of all."""
+    places = {"".join(_steps(each["loc"])) for each in found}
+    if len(places) > 1 or not all(each["type"].endswith("_type") for each in found):
+        return str(worst["msg"])
+    first, *more = dict.fromkeys(each["msg"] for each in found)
+    return " or ".join([first, *(each.removeprefix("Input should be ") for each in more)])
+
+
 def _refusal(
     kind: type[Strict], problem: str, loc: tuple[int | str, ...], message: str, value: Any
 ) -> ApiError:
     if not loc:
-        return ApiError(400, f"the body must be a JSON object, got {value!r:.60}")
+        return ApiError(400, f"the body must be a JSON object, got {quoted(value)}")
     place = "".join(_steps(loc)) or str(loc[0])
     if problem in ("extra_forbidden", "none_required"):
         there = [name for name, each in kind.model_fields.items() if each.annotation is not type(None)]
@@ -91,8 +100,7 @@ def _refusal(
         return ApiError(400, f"{place} is missing", param=place)
     problem = f"{place}: {message[0].lower()}{message[1:]}"
     if isinstance(value, str | int | float | None):
-        value = value[:60] if isinstance(value, str) else value
-        problem += f", got {value!r}"
+        problem += f", got {quoted(value)}"
     return ApiError(400, problem, param=place)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from engine.api.errors import Ending, EngineError, TemplateError
+from engine.api.errors import BadParams, Ending, EngineError, TemplateError, outside_vocab
 from engine.api.params import SamplingParams
 from engine.host.client import EngineClient
 from engine.host.prompts import ChatPrompt, Prompt
@@ -82,6 +82,13 @@ class ServerState:
                 code="model_not_found",
             )
         return requested
+
+    async def check_tokens(self, **fields: Sequence[int]) -> None:
+        """Raise if a field has a token outside the model's vocabulary."""
+        shot = await self.engine.snapshot()
+        for name, tokens in fields.items():
+            if problem := outside_vocab(shot.model, shot.vocab, tokens):
+                raise BadParams(name, problem)
 
     def run(
         self,

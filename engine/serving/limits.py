@@ -4,7 +4,15 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import MORE_CONTEXT, BadInput, BadParams, ContextBound, QueueFull, RequestTooLong
+from engine.api.errors import (
+    MORE_CONTEXT,
+    BadInput,
+    BadParams,
+    ContextBound,
+    QueueFull,
+    RequestTooLong,
+    outside_vocab,
+)
 from engine.api.params import SamplingParams
 from engine.speculation.speculator import LACKS, WINDOWED
 
@@ -47,19 +55,12 @@ class Limits:
         named["allowed_token_ids"] = params.allowed_token_ids or ()
         named["logprob_token_ids"] = params.logprob_token_ids
         for field, ids in named.items():
-            if problem := self._outside_vocab(model, ids):
+            if problem := outside_vocab(model, self.vocab, ids):
                 raise BadParams(field, problem)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
             raise BadParams("stop_ids", f"min_tokens is {params.min_tokens}, but every token ends the reply")
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} beams need as many rows; this engine runs {rows}")
-
-    def _outside_vocab(self, model: str, tokens: Collection[int]) -> str:
-        """A message about the first token outside the vocabulary, or ""."""
-        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab):
-            return ""
-        token = next(token for token in tokens if not 0 <= token < self.vocab)
-        return f"token id {token} is out of range: {model} has tokens 0 to {self.vocab - 1}"
 
     def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
         """The maximum token count of a request with this prompt. Raises if it can never fit."""

@@ -68,6 +68,7 @@ def snapshot(
         block_size=scheduler.pool.block_size,
         max_context=limits.context,
         context_bound=limits.bound,
+        vocab=limits.vocab,
         blocks=_blocks(scheduler),
         host_in_use=sum(tier.in_use for tier in tiers if tier.name == HOST),
         host_size=sum(tier.size for tier in tiers if tier.name == HOST),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.errors import BadInput, EngineError
+from engine.quality.schemes import SchemePair, choices
 from minichat.charts.characters import Chart, Point, drawn
 from minichat.charts.svg import svg
 from minichat.commands.options import engine_config, failed, picture_file
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         config = engine_config(options)
         if options.budgets is not None:
             return _budgets(options, config, text)
-        rows, left_out = _measured(options, config, text)
+        rows, left_out = _measured(options, config, choices(options.schemes), text)
     except EngineError as error:
         return failed(error)
     if options.json:
@@ -53,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
     return 1 if left_out else 0
 
 
-def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[QualityRow], bool]":  # type: ignore[no-untyped-def]
+def _measured(
+    options: argparse.Namespace, config: "EngineConfig", pairs: Sequence[SchemePair], text: str
+) -> "tuple[list[QualityRow], bool]":
     from engine.quality.measure import compare, own_text
-    from engine.quality.schemes import choices
 
     left_out: list[str] = []
 
@@ -63,7 +65,7 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
         left_out.append(scheme)
         print(f"minichat: {scheme} is skipped: {reason}", file=sys.stderr)
 
-    pairs, rows = choices(options.schemes), []
+    rows: list[QualityRow] = []
     for row in compare(
         config,
         pairs,
@@ -81,9 +83,6 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
 
 def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> int:
     """Compare windows and budgets instead of schemes."""
-    from engine.quality.budget import compare_budgets
-    from engine.quality.measure import own_text
-
     try:
         budgets = [int(each) for each in options.budgets.split(",")]
     except ValueError:
@@ -92,6 +91,9 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
         ) from None
     if options.plot is not None:
         raise BadInput("--plot shows schemes; leave out --budgets")
+    from engine.quality.budget import compare_budgets
+    from engine.quality.measure import own_text
+
     left_out: list[str] = []
 
     def refused(policy: str, reason: str) -> None:

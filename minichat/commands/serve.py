@@ -225,6 +225,8 @@ def listen(
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
             ready()
+            if options.ray is not None:
+                built.take_signals()  # Ray's handler of SIGTERM prints a stack trace
             announce(options, keys, bound, uds)
             callbacks.ready()
 

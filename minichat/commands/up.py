@@ -36,11 +36,25 @@ def run(options: argparse.Namespace) -> int:
             print(f"minichat: {died}; starting a replacement", file=sys.stderr)
         if not options.no_screen:
             return attach_to(options, paths, waiting, options.model)
-        asyncio.run(waiting.ensure(show_progress))
+        _wait(waiting)
     except EngineError as error:
         return failed(error)
     print(f"minichat: {resident.goes_on}", file=sys.stderr)
     return 0
+
+
+def _wait(waiting: Waiting) -> None:
+    """Wait for the engine. It is detached, so Ctrl+C ends only the waiting."""
+    try:
+        asyncio.run(waiting.ensure(show_progress))
+    except KeyboardInterrupt:
+        resident = waiting.resident
+        if resident.running():
+            print(
+                f"minichat: {resident.name} keeps starting; stop it: {resident.command('down')}",
+                file=sys.stderr,
+            )
+        raise
 
 
 def serve_words(options: argparse.Namespace) -> list[str]:

@@ -2,8 +2,9 @@
 
 import argparse
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _REPLACED = {
     "--host-blocks": "--kv-host, in GB",
@@ -12,6 +13,13 @@ _REPLACED = {
 
 
 class Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print a message. Help that cannot be written is an error, which argparse would hide."""
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 

@@ -262,6 +262,19 @@ def test_options_of_the_screen_are_refused_without_one(user: User, option: str) 
     assert (code, f"{option.partition('=')[0]} has no effect with --no-screen" in err) == (2, True), err
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_an_interrupt_says_that_the_engine_keeps_starting(
+    user: User, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    async def interrupted(waiting: Waiting, progress: object) -> None:
+        monkeypatch.setattr(Resident, "running", lambda resident: running)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Waiting, "ensure", interrupted)
+    sentence = "minichat: work keeps starting; stop it: minichat down --name work\n" if running else ""
+    assert user.say("up", "--no-screen", "--dry-run", "--name=work") == (130, "", sentence)
+
+
 def test_bad_usage_is_reported_before_anything_starts(user: User) -> None:
     code, _, err = user.say("up", "--no-screen", "--rate=3")
     assert (code, err) == (2, "minichat: --rate requires --dry-run\n")

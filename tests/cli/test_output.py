@@ -22,6 +22,17 @@ def test_onto_a_full_disk() -> None:
     assert output(">/dev/full") == (1, "minichat: cannot write: No space left on device\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", ["--help", "serve --help", "--version"])
+def test_help_onto_a_full_disk(command: str) -> None:
+    assert output(">/dev/full", command) == (1, "minichat: cannot write: No space left on device\n")
+
+
+def test_help_into_a_closed_pipe() -> None:
+    code, words = output("| true", "--help")
+    assert (code, words) == (0, "")
+
+
 def test_into_a_closed_pipe() -> None:
     code, words = output("| true")
     assert (code, words) == (0, "")

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -238,6 +239,24 @@ def test_two_replicas(
     a_drained_replica_gets_a_new_actor(fleet)
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
     it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
+
+
+@pytest.mark.soak
+def test_a_server_starts_and_ends_without_lines_of_ray(tmp_path: Path) -> None:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'minichat[ray]'")
+    words = ["serve", "--dry-run", "--ray", LOCAL, "--no-key", "--uds", str(tmp_path / "s")]
+    command = [sys.executable, "-m", "minichat", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        try:
+            assert lines[0].startswith("minichat: serving "), lines
+        finally:
+            process.terminate()
+        lines += process.stderr.readlines()
+    assert process.returncode == 0
+    assert [line for line in lines if not line.startswith("minichat: ")] == []
 
 
 def test_an_address_without_a_cluster_is_refused_at_once() -> None:

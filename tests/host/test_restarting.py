@@ -108,7 +108,7 @@ def test_an_engine_that_cannot_be_started_again_is_dead(start: Start) -> None:
     host.close()
 
 
-def test_a_start_that_fails_once_is_tried_again(start: Start) -> None:
+def test_a_start_that_fails_once_is_tried_again(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     failures = [OSError("memory is not free yet")]
 
     def second_time(first: int) -> EngineProcess:
@@ -119,6 +119,9 @@ def test_a_start_that_fails_once_is_tried_again(start: Start) -> None:
     host = RestartingEngine(second_time, restarts=2, pauses=(0.0,))
     kill(host)
     assert becomes(lambda: host.snapshot().state == "ready" and not failures)
+    (said,) = (each for each in caplog.records if "could not be restarted" in each.message)
+    assert "memory is not free yet; the next try is in 0 s" in said.message
+    assert not said.exc_info, "a known reason needs no traceback"
     assert len(host.submit([7], SHORT).result().tokens) == 2
     host.close()
 

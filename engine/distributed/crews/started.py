@@ -4,13 +4,17 @@ They need no configuration to import torch, and starting them needs no torch her
 first, and they import it while the engine does.
 """
 
+import errno
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from engine.distributed.crews.gpu_names import gpu_names, gpus_of_rank
 from engine.distributed.crews.wires import memory_size, wires
 from engine.distributed.member import Member, spawn
@@ -49,14 +53,26 @@ class RankCount(NamedTuple):
 def start_early(count: RankCount) -> None:
     """Start the ranks of an engine whose configuration comes later."""
     if count.ranks > 1:
-        _early[count] = StartedRanks(count, count.visible())
+        with suppress(OSError):  # `started_ranks` then tries again, and reports it
+            _early[count] = StartedRanks(count, count.visible())
 
 
 def started_ranks(config: EngineConfig) -> "StartedRanks | None":
     """The other ranks of this engine, started now if they were not before. None: it has none here."""
     if (count := RankCount.of(config)).ranks == 1:
         return None
-    return _early.pop(count, None) or StartedRanks(count, count.visible())
+    if (early := _early.pop(count, None)) is not None:
+        return early
+    try:
+        return StartedRanks(count, count.visible())
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise BadInput(
+            f"{count.ranks} ranks need more than {most} open files, which is this process's limit; "
+            "use fewer ranks, or raise the limit (ulimit -n)"
+        ) from error
 
 
 class StartedRanks:

@@ -151,8 +151,9 @@ def _joined(address: str, replicas: int) -> Any:
         raise BadInput("--ray requires Ray: pip install 'minichat[ray]'") from None
     if address != LOCAL:
         reach(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **settings)
+        ray.init(log_to_driver=False, configure_logging=False, **settings)
     except Exception as error:
         what = "start Ray" if address == LOCAL else f"join the Ray cluster at {address}"
         raise EngineError(f"cannot {what}: {cause(error)}") from error

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.api.cache_spec import CacheSpec
 from engine.api.config import DecoderConfig
-from engine.api.errors import BadInput
 from engine.models.layers.activations import sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
@@ -311,9 +310,7 @@ class GatedAttention(GroupedAttention):
 def of_rank(spec: CacheSpec, build: Build) -> CacheSpec:
     """Return one rank's share of a cache spec. Ranks beyond the number of key heads share one."""
     ranks, rank = build.ranks, 0 if build.collective is None else build.collective.rank
-    heads, kv_heads = spec.heads, spec.kv_heads
-    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
-        raise BadInput(f"{heads} query heads and {kv_heads} KV heads cannot be split over {ranks} ranks")
-    own = heads // ranks
+    spec.check_ranks(ranks)
+    own = spec.heads // ranks
     slopes = spec.slopes[rank * own : (rank + 1) * own]
-    return replace(spec, heads=own, kv_heads=max(1, kv_heads // ranks), slopes=slopes)
+    return replace(spec, heads=own, kv_heads=max(1, spec.kv_heads // ranks), slopes=slopes)

@@ -6,7 +6,7 @@ from typing import Any
 from engine.host.prompts import ChatPrompt
 from engine.server.anthropic.errors import NO_THREADS
 from engine.server.anthropic.schema import CountRequest, Tool
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, quoted
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.state import ServerState
 from engine.server.tool_definitions import call_rules, check_tools
@@ -63,7 +63,7 @@ def _turns(message: dict[str, Any], place: str) -> Turns:
     role = message.get("role")
     if role not in ("user", "assistant"):
         raise _bad(
-            f"{place}.role", f"must be user or assistant, got {role!r:.80}; for a system prompt use system"
+            f"{place}.role", f"must be user or assistant, got {quoted(role)}; for a system prompt use system"
         )
     content = message.get("content")
     if isinstance(content, str):

@@ -1,6 +1,7 @@
 """Errors as HTTP responses: in OpenAI's form with the engine's own error next to it, or in another API's."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,16 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+def quoted(value: Any) -> str:
+    """The start of a client's value, as in JSON."""
+    match value:
+        case str():
+            return repr(value[:80])
+        case float() if not math.isfinite(value):  # JSON has none, but 1e999 is read as one
+            return f"a number that is too {'large' if value > 0 else 'small'}"
+    return json.dumps(value)[:80]
 
 
 class ApiError(Exception):

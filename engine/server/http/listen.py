@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # it imports numpy, and /health is answered before that is th
 
 log = logging.getLogger("minichat.server")
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ABORTED_WITHIN = 3.0  # seconds for aborted replies to send their last event
 
 
@@ -68,14 +69,18 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.take_signals()
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def take_signals(self) -> None:
+        """Handle signals, also if a library has replaced the handlers. Only from the main thread."""
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.should_exit:

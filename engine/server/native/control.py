@@ -81,5 +81,7 @@ async def snapshot(request: Request) -> Response:
 async def words(request: Request) -> dict[str, Any]:
     """Return the text of each token."""
     tokens = (await read_as(request, Tokens)).tokens
-    pieces = state_of(request).host.pieces(tokens)
+    state = state_of(request)
+    await state.check_tokens(tokens=tokens)
+    pieces = state.host.pieces(tokens)
     return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}

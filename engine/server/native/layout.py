@@ -49,6 +49,7 @@ async def layout(request: Request) -> Response:
 async def texts(request: Request) -> Response:
     """Return the text that each token adds to a reply."""
     state, body = state_of(request), await read_as(request, TextsRequest)
+    await state.check_tokens(tokens=body.tokens, after=body.after)
 
     def answer() -> bytes:
         return encoded({"v": VERSION, "texts": state.host.texts(body.tokens, body.after)})

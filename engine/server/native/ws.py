@@ -14,7 +14,7 @@ from engine.server.config import MAX_CHOICES
 from engine.server.generation import Generation
 from engine.server.http.bodies import off_loop, parse_json
 from engine.server.http.connection import key_of, state_of
-from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.errors import ApiError, from_engine, quoted
 from engine.server.http.sockets import first_of
 from engine.server.http.sse import encoded
 from engine.server.schema import MAX_REPLY_PREFIX, AdapterName, AnyPrompt, Ordered, Strict, TokenIds, parsed
@@ -111,7 +111,7 @@ class GenerationSocket:
     async def _handle(self, value: Any) -> None:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in _KINDS:
-            raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, got {kind!r:.80}", param="type")
+            raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, got {quoted(kind)}", param="type")
         message = await off_loop(self._socket, lambda: parsed(_KINDS[kind], value))
         state = self._state
         match message:

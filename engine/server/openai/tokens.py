@@ -84,6 +84,7 @@ async def detokenize(request: Request) -> dict[str, Any]:
     """Return the text of tokens, with that of control tokens."""
     state, body = state_of(request), await read_as(request, DetokenizeRequest)
     await state.served_name(body.model)
+    await state.check_tokens(tokens=body.tokens)
     decode = state.host.tokenizer.decode
     return {"prompt": await state.engine.work(lambda: decode(body.tokens, skip_special=False))}
 

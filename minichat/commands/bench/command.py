@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,10 +22,12 @@ from minichat.bench.machine import busy, why_unpublished
 from minichat.bench.plot import bar_charts
 from minichat.bench.record import CaseFile
 from minichat.bench.report import table
-from minichat.bench.setup import Setup
 from minichat.charts.bars import bars_svg
 from minichat.commands.bench.arguments import PEERS
 from minichat.commands.options import engine_config, failed, picture_file
+
+if TYPE_CHECKING:
+    from minichat.bench.setup import Setup
 
 _WIDTH = 130  # of a table that is not for a terminal
 
@@ -35,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
         earlier = _file(options.compare, must_exist=True)
         if options.json and (problem := why_unpublished()):
             print(f"minichat: {problem}", file=sys.stderr)
-        question = import_module(f"minichat.bench.questions.{options.question}")
         with _setup(options) as setup, _progress() as progress:
+            question = import_module(f"minichat.bench.questions.{options.question}")
             sittings = options.sittings or getattr(question, "SITTINGS", 2)
             measured = Measurement(
                 options.question, setup.settings, options.warmup, options.repeats, sittings,
@@ -66,7 +69,7 @@ def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
 
 
 @contextmanager
-def _setup(options: argparse.Namespace) -> Iterator[Setup]:
+def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
     for name, least in (
         ("warmup", 0),
         ("repeats", 1),
@@ -91,8 +94,11 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
         raise BadInput("bench measures the model without adapters; leave out --adapter")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
+    config, peers = engine_config(options), dict(_peer(each) for each in options.peer)
+    from minichat.bench.setup import Setup  # it imports torch
+
     setup = Setup(
-        config=engine_config(options),
+        config=config,
         shape=options.shape or "",
         rows=tuple(options.rows),
         prompt=options.prompt,
@@ -103,7 +109,7 @@ def _setup(options: argparse.Namespace) -> Iterator[Setup]:
         tpot=options.tpot,
         price=options.price,
         threads=options.threads,
-        peers=dict(_peer(each) for each in options.peer),
+        peers=peers,
     )
     try:
         setup.ids()  # a model that does not exist is reported before any case

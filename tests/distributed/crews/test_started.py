@@ -1,9 +1,11 @@
 """The processes of ranks start before torch is imported, and end if the engine does not start."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +17,7 @@ from engine.distributed.crews import gpu_names, started
 from engine.distributed.crews.started import RankCount, StartedRanks, start_early, started_ranks
 from engine.distributed.identity import Gpu
 from engine.host.launching import Ahead
+from engine.start import start
 from tests.runner.small import alone, ask, drain, engine_on
 
 WAITS = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -110,3 +113,28 @@ def test_what_each_rank_did_is_in_the_engines_timeline(llama: Path) -> None:
     assert output.reply == alone(llama, [1, 5, 9]).reply
     found = {each.what for each in timeline.every() if each.thread == "rank 1: MainThread"}
     assert {"torch", "the engine's modules", "the weights"} <= found
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ({"tp": 3}, "4 query heads and 2 KV heads cannot be split over 3 ranks"),
+        ({"pp": 9}, "the model has 8 layers, so it can have at most 8 stages"),
+    ],
+)
+def test_ranks_that_the_model_cannot_have_are_not_started(
+    shape: dict[str, int], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started, "spawn", None)
+    with pytest.raises(BadInput, match=problem):
+        start(EngineConfig(model="pocket", **shape))
+
+
+def test_too_few_open_files_for_the_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(started, "pipes", none_left)
+    start_early(RankCount(2))
+    with pytest.raises(BadInput, match=r"2 ranks need more than \d+ open files"):
+        started_ranks(EngineConfig(model="pocket", tp=2))

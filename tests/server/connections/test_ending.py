@@ -188,6 +188,18 @@ class TestSignals:
                 kinds = [json.loads(message)["type"] for message in client]
             assert (kinds[0], kinds[-1]) == ("started", "done")
 
+    def test_signals_are_handled_again_after_a_library_took_them(self) -> None:
+        with serving(dry()) as served:
+            server, seen = served.server, list[int]()
+            assert threading.current_thread() is threading.main_thread()
+            before = signal.getsignal(signal.SIGTERM)
+            with server.capture_signals():
+                signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+                server.take_signals()
+                signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is before
+            assert server.should_exit and not seen
+
     def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
         rate = 20  # tokens a second at most, so more of them than fit into the time are later ones
         with program(tmp_path, f"--rate={rate}", "--no-key", "--drain=3600") as (process, path):

@@ -35,7 +35,12 @@ def test_state_and_snapshot(client: httpx.Client) -> None:
 def test_words(client: httpx.Client, served: Served) -> None:
     ids = served.engine.tokenizer.encode("green garden")
     assert "".join(client.post("/engine/words", json={"tokens": ids}).json()["words"]) == "green garden"
-    assert client.post("/engine/words", json={"tokens": [10**6]}).json()["words"] == [""]
+    problem = client.post("/v1/completions", json={"prompt": [10**6]}).json()["error"]["message"]
+    outside = problem.replace("prompt:", "tokens:")
+    for route, field in (("words", "tokens"), ("texts", "tokens"), ("texts", "after")):
+        answer = client.post(f"/engine/{route}", json={"tokens": [], field: [10**6]})
+        found = answer.json()["error"]["message"]
+        assert (answer.status_code, found) == (400, outside.replace("tokens:", f"{field}:"))
     for odd in (-1, 2**40):
         assert client.post("/engine/words", json={"tokens": [odd]}).json()["error"]["param"] == "tokens[0]"
 

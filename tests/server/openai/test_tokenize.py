@@ -49,6 +49,13 @@ def test_tokens_of_a_prompt_and_back(client: httpx.Client) -> None:
     assert client.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "the sea is old"}
 
 
+def test_a_token_outside_the_vocabulary_is_named(client: httpx.Client) -> None:
+    problem = refused(client.post("/v1/completions", json={"prompt": [5, 99999]}))["message"]
+    assert "token id 99999 is out of range" in problem
+    error = refused(client.post("/detokenize", json={"tokens": [5, 99999]}))
+    assert (error["message"], error["param"]) == (problem.replace("prompt:", "tokens:"), "tokens")
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -130,12 +130,34 @@ def test_a_completion_field_is_refused_by_its_name(
         ({"stop": ["a"] * 17}, "stop: list should have at most 16 items after validation, not 17"),
         ({"stop": ""}, "stop: string should have at least 1 character, got ''"),
         ({"suffix": "x"}, "suffix is not a known or supported field"),
+        ({"max_tokens": True}, "max_tokens: input should be a valid integer, got true"),
+        ({"prompt": False}, "prompt: input should be a valid string or a valid list, got false"),
     ],
 )
 def test_a_bad_union_field_is_refused_as_the_type_it_resembles(
     client: httpx.Client, fields: dict[str, Any], message: str
 ) -> None:
     assert refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            '{"prompt": "hi", "temperature": 1e999}',
+            "temperature: input should be less than or equal to 100, got a number that is too large",
+        ),
+        (
+            '{"prompt": "hi", "temperature": -1e999}',
+            "temperature: input should be greater than or equal to 0, got a number that is too small",
+        ),
+        ("true", "the body must be a JSON object, got true"),
+        ('[null, "a"]', 'the body must be a JSON object, got [null, "a"]'),
+    ],
+)
+def test_values_are_quoted_as_json(client: httpx.Client, body: str, message: str) -> None:
+    answer = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert refused(answer)["message"] == message
 
 
 def test_a_misspelled_field_gets_a_suggestion(client: httpx.Client) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, quoted
 from engine.server.tool_definitions import NAME, bad_tool, check_function
 from engine.text.tokenizer import checked_text
 
@@ -45,7 +45,7 @@ def _add(messages: list[Message], item: dict[str, Any], place: str) -> None:
         case "message":
             role = item.get("role")
             if role not in _ROLES:
-                raise _bad(f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {role!r:.80}")
+                raise _bad(f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {quoted(role)}")
             messages.append({"role": role, "content": _content(item.get("content"), f"{place}.content")})
         case "function_call":
             _add_call(messages, item, place)
@@ -56,7 +56,7 @@ def _add(messages: list[Message], item: dict[str, Any], place: str) -> None:
         case "reasoning":
             pass  # templates leave out the reasoning of earlier replies
         case other:
-            raise _bad(f"{place}.type", f"is {other!r:.80}; this server supports only {_ITEMS}")
+            raise _bad(f"{place}.type", f"is {quoted(other)}; this server supports only {_ITEMS}")
 
 
 def _add_call(messages: list[Message], item: dict[str, Any], place: str) -> None:
@@ -75,29 +75,31 @@ def _content(content: object, place: str) -> str:
             return checked_text(text, place, field=place)
         case list(parts):
             return "\n".join(_part(part, f"{place}[{n}]") for n, part in enumerate(parts))
-    raise _bad(place, f"must be text or a list of text parts, got {content!r:.80}")
+    raise _bad(place, f"must be text or a list of text parts, got {quoted(content)}")
 
 
 def _part(part: object, place: str) -> str:
     match part:
         case {"type": str(kind)} if kind not in _TEXTS:
-            raise _bad(place, f"has type {kind!r:.80}; this server supports only text")
+            raise _bad(place, f"has type {quoted(kind)}; this server supports only text")
         case {"type": str(kind), **members} if isinstance(text := members.get(_TEXTS[kind]), str):
             return checked_text(text, place, field=place)
-    raise _bad(place, f'must have the form {{"type": "input_text", "text": "..."}}, got {part!r:.80}')
+    raise _bad(place, f'must have the form {{"type": "input_text", "text": "..."}}, got {quoted(part)}')
 
 
 def _member(item: dict[str, Any], name: str, place: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise _bad(f"{place}.{name}", f"must be a string, got {value!r:.80}")
+        raise _bad(f"{place}.{name}", f"must be a string, got {quoted(value)}")
     return checked_text(value, f"{place}.{name}", field=f"{place}.{name}")
 
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
     match tool:
         case {"type": str(kind)} if kind != "function":
-            raise bad_tool(place, f"has type {kind!r:.80}; this server supports only tools of type function")
+            raise bad_tool(
+                place, f"has type {quoted(kind)}; this server supports only tools of type function"
+            )
         case {"type": "function", "name": str(name)} if NAME.fullmatch(name):
             function = {name: value for name, value in tool.items() if name != "type" and value is not None}
             check_function(function, place)

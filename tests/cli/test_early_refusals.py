@@ -1,0 +1,34 @@
+"""Options that are refused before torch is imported, which takes seconds."""
+
+import subprocess
+import sys
+
+REFUSED = [
+    (["quality", "--schemes", "int5"], "unknown weight scheme 'int5'"),
+    (["quality", "--schemes", "kv-int5"], "unknown cache scheme kv-int5"),
+    (["quality", "--budgets", "x"], "--budgets must be numbers of tokens"),
+    (["quality", "--budgets", "96", "--plot", "x.svg"], "leave out --budgets"),
+    (["bench", "latency", "--rows", "0"], "--rows must be at least 1, got 0"),
+    (["bench", "latency", "--plot", "x.png"], "must end in .svg"),
+    (["bench", "latency", "--compare", "no/such"], "--compare no/such: no such file"),
+    (["bench", "peers", "--peer", "vllm"], "--peer vllm must be NAME=PYTHON"),
+]
+PROGRAM = """
+import sys
+from minichat.cli import main
+sys.modules["torch"] = None  # importing it fails
+for words in {words!r}:
+    assert main(words) == 2, words
+"""
+
+
+def test_options_are_refused_without_torch() -> None:
+    program = PROGRAM.format(words=[words for words, _ in REFUSED])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stderr.splitlines()
+    assert len(lines) == len(REFUSED)
+    for line, (_, problem) in zip(lines, REFUSED, strict=True):
+        assert problem in line
