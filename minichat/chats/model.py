@@ -139,6 +139,12 @@ def own_title(title: str, first: str) -> bool:
     return not title.startswith(title_from(first)) if first else bool(title)
 
 
+def fork_mark(title: str) -> str:
+    """The end of a title that tells which fork the chat is: "(fork 2)"; empty if it is none."""
+    fork = _FORK.search(title)
+    return title[fork.start() :] if fork else ""
+
+
 def fork_title(title: str, taken: Collection[str]) -> str:
     """The title of a fork, with a number if that of a first fork is taken, or for a fork of a fork."""
     fork = _FORK.search(title)

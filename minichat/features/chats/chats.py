@@ -5,7 +5,7 @@ from functools import partial
 
 from textual.content import Content
 
-from minichat.chats.model import Chat, Message, title_from
+from minichat.chats.model import Chat, Message, fork_mark, title_from
 from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
@@ -78,7 +78,10 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
             then()
 
     choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete permanently"), True)]
-    what = f'Delete "{title_from(titled(chat.title), _TITLE)}" and its {plural(count, "message")}?'
+    title = titled(chat.title)
+    mark = fork_mark(title) if len(title) > _TITLE else ""
+    title = title_from(title.removesuffix(mark), _TITLE - len(mark)) + mark
+    what = f'Delete "{title}" and its {plural(count, "message")}?'
     context.app.push_screen(PickScreen(what, lambda _: choices), take)
 
 

@@ -15,8 +15,8 @@ from minichat.features.chats.find import find
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
-from minichat.ui.marks import ASCII, UNICODE, shortened
-from minichat.ui.panes.tabs import titled
+from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.panes.tabs import cut_title
 from minichat.ui.transcript.glyphs import one_line
 
 _FOUND = 50
@@ -102,7 +102,7 @@ class JumpScreen(PickScreen[Target]):
     def _choice(
         self, target: Target, letter: str, title: str, note: Content, cells: int = _TITLE
     ) -> Choice[Target]:
-        label = shortened(Content(titled(title)), cells, self._cut)
+        label = cut_title(title, cells, self._cut)
         head = (f" {letter.upper():2} ", "bold")
         return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
 

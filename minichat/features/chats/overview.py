@@ -11,9 +11,9 @@ from textual.widget import Widget
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
-from minichat.ui.marks import ASCII, UNICODE, shortened
+from minichat.ui.marks import ASCII, UNICODE
 from minichat.ui.panes.keybar import Hints
-from minichat.ui.panes.tabs import titled
+from minichat.ui.panes.tabs import cut_title
 
 _HEAD = 1  # lines above the chats
 _WHEEL = 3  # lines
@@ -86,8 +86,8 @@ class ChatOverview(Widget, can_focus=True):
         )
         label, label_style = state_of(conversation)
         room = max(width - left.cell_length - len(label) - 1, 0)
-        title = Content.styled(titled(chat.title), "bold $text" if active else "$text")
-        title = shortened(title, room, marks.ellipsis).truncate(room, pad=True)
+        name = cut_title(chat.title, room, marks.ellipsis)
+        title = Content.styled(name, "bold $text" if active else "$text").truncate(room, pad=True)
         return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
     @property

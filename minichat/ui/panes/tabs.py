@@ -4,13 +4,15 @@ from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.events import Click
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.ui.marks import UNICODE, Marks
+from minichat.chats.model import fork_mark
+from minichat.ui.marks import UNICODE, Marks, shortened
 from minichat.ui.transcript.glyphs import one_line
 
 _TITLE = 10  # title characters that tell chats apart
@@ -24,6 +26,15 @@ _WIDE = 120  # columns from which all facts are shown, however many chats are op
 def titled(title: str) -> str:
     """A chat's title on one line, or "new chat"."""
     return one_line(title) or "new chat"
+
+
+def cut_title(title: str, width: int, ellipsis: str) -> str:
+    """A chat's title in at most so many cells. If there is room, it still tells which fork the chat is."""
+    title = titled(title)
+    end = fork_mark(title)
+    if len(end) + _LEAST > width or cell_len(title) <= width:
+        end = ""
+    return shortened(Content(title.removesuffix(end)), width - len(end), ellipsis).plain + end
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,15 @@ async def test_a_long_title_leaves_the_question_whole(bench: Callable[..., Any])
 
 
 @run
+async def test_the_question_tells_which_fork_of_a_long_title_it_is_about(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        it.app.chats.active.rename("a title " * 4 + "(fork 12)")
+        await it.pilot.press("alt+d")
+        await it.until(lambda: 'Delete "a title a title a…(fork 12)" and its 2 messages?' in it.screen_text())
+
+
+@run
 async def test_a_chat_is_deleted_after_confirmation(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)

@@ -58,6 +58,19 @@ async def test_it_shows_the_state_of_each_chat(bench: Callable[..., Any], size: 
 
 
 @run
+async def test_forks_of_a_long_title_can_be_told_apart(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        title = "a long story about a fox and a lighthouse"
+        await open_chats(it, title, f"{title} (fork)", f"{title} (fork 112)")
+        await it.pilot.press("alt+g")
+        await it.until(lambda: it.app.context.part(ChatOverview).has_focus)
+        assert listed(it)[2].endswith("about a fox an…")
+        assert [line.rpartition("…")[2] for line in listed(it)[3:]] == ["(fork)", "(fork 112)"]
+        await it.pilot.press("escape", "ctrl+o")
+        await it.until(lambda: "fox and …(fork 112)  0 messages" in it.screen_text())
+
+
+@run
 async def test_a_key_or_a_click_on_its_line_opens_a_chat(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         it.app.chats.active.rename("first")
