@@ -6,6 +6,7 @@ From the lines of `minichat bench --json`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,20 @@ def _agreements(again: Path) -> Iterator[list[str]]:
     for question in [each for each in first if each in second]:
         lines = first[question], second[question]
         _, found = agreement(*lines)
-        days = [f"{date.fromisoformat(each[-1]['when'][:10]):%-d %B}" for each in lines]
+        days = [_days(each) for each in lines]
         outside = [f"{each.name}: {digits(each.ratio)}" for each in found if not each.agrees]
         agreeing = f"{len(found) - len(outside)} of {len(found)}"
         where = f"{commit}, {described(lines[1][-1]['machine'])}"
         yield [question, where, *days, agreeing, "; ".join(outside)]
+
+
+def _days(lines: Sequence[Mapping[str, Any]]) -> str:
+    """When sittings were, such as `28 and 29 November`."""
+    days = [date.fromisoformat(each) for each in sorted({line["when"][:10] for line in lines})]
+    months = [f" {each:%B}" if each.month != after.month else "" for each, after in pairwise(days)]
+    return " and ".join(
+        f"{each:%-d}{month}" for each, month in zip(days, [*months, f" {days[-1]:%B}"], strict=True)
+    )
 
 
 def drawn(page: str, lines: Sequence[dict[str, Any]]) -> dict[str, str]:

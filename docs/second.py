@@ -18,7 +18,7 @@ from minichat.bench.machine import described
 from minichat.bench.record import CaseFile, of_newest
 from minichat.bench.report import shown
 
-_OFTEN = ("warmup", "repeats", "sittings")
+_OFTEN = ("warmup", "repeats")
 
 
 def run_of(place: str) -> dict[str, list[dict[str, Any]]]:

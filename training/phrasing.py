@@ -205,6 +205,19 @@ TAILS = (
 )
 
 
+PICTURES = (
+    "👋 🙂 😀 😃 😄 😁 😅 😂 🤣 😊 😉 😍 😘 😎 🤔 🤷 🙄 😢 😭 😡 😱 😴 🤯 🥳 🙏 👍 👎 👏 💪 🔥 🎉 ✨ ❤️ 💔 💯 🚀 🤖 👀 😬 🙃 😇 🥺 😤 🤝 ✅ ❌ ☕ 🐱 🐶 🌍 ⭐ 💡"
+).split()  # fmt: skip
+
+
+def pictured(rng: Random, text: str) -> str:
+    """The text with an emoji behind it, or sometimes before it, or with several."""
+    pictures = rng.choice(PICTURES) * rng.choice((1, 1, 1, 1, 2, 3)) + rng.choice(
+        ("", "", "", rng.choice(PICTURES))
+    )
+    return f"{pictures} {text}" if rng.random() < 0.15 else f"{text}{rng.choice((' ', ' ', ''))}{pictures}"
+
+
 def texted(rng: Random, text: str) -> str:
     """The text as typed on a phone: no capitals, abbreviations, perhaps a word before or after it."""
     text = text.lower().rstrip(".!")
@@ -218,7 +231,7 @@ def texted(rng: Random, text: str) -> str:
 
 
 def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
-    """The text as typed in a hurry: perhaps in lower case, without final punctuation, with one typo."""
+    """The text as typed in a hurry: perhaps in lower case, without final punctuation, with one typo or an emoji."""
     if slips >= TEXTED_FROM and rng.random() < 0.2:
         text = BRITISH.sub(lambda word: word[0] + "u", text)
     if slips >= TEXTED_FROM and rng.random() < 0.14:
@@ -231,7 +244,8 @@ def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
         text += rng.choice(("?", "!", " ?", "..", "??"))
     if rng.random() < 0.02:
         text = text.upper()
-    return slip(rng, text) if rng.random() < slips else text
+    text = slip(rng, text) if rng.random() < slips else text
+    return pictured(rng, text) if slips >= TEXTED_FROM and rng.random() < 0.03 else text
 
 
 def slip(rng: Random, text: str) -> str:

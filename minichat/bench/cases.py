@@ -125,5 +125,4 @@ class Measurement:
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        sittings = {"sittings": self.sittings} if self.sittings > 1 else {}
-        return {**self.settings, "warmup": self.warmup, "repeats": self.repeats, **sittings}
+        return {**self.settings, "warmup": self.warmup, "repeats": self.repeats}

@@ -56,6 +56,7 @@ class CaseFile:
     def _parsed(self, number: int, line: str) -> dict[str, Any]:
         try:
             parsed: dict[str, Any] = json.loads(line)
+            parsed["settings"].pop("sittings", None)  # in older files; more can be added to any run
             CaseKey.of(parsed), _figures(parsed)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise BadInput(f"{self.path}, line {number}: not a result of minichat bench") from None

@@ -59,12 +59,16 @@ def test_second_runs_are_compared_with_the_first_of_their_commit(tmp_path: Path)
 
     day = LINE | {"when": "2026-01-03T00:00:00+00:00"}
     slow = LINE["figures"][0] | {"median": 0.009, "low": 0.008, "high": 0.01}
-    written("bench_x.jsonl", LINE, LINE | {"case": "b"}, LINE | {"commit": "other"})
+    first = LINE | {"figures": [LINE["figures"][0] | {"values": [0.001, 0.002, 0.003]}]}
+    eve = first | {"when": "2025-12-31T00:00:00+00:00", "sitting": 2}
+    written("bench_x.jsonl", first, LINE | {"case": "b"}, eve, LINE | {"commit": "other"})
     written("again_x.jsonl", day, day | {"case": "b", "figures": [slow]})
     page = "x\n<!-- second runs -->\nnone\n<!-- end -->\n"
     new = compared(page, tmp_path)
     assert "none" not in new
-    assert "| memory | c, EPYC, 2 cores | 2 January | 3 January | 1 of 2 | b, time: 4.5 |" in new
+    assert (
+        "| memory | c, EPYC, 2 cores | 31 December and 2 January | 3 January | 1 of 2 | b, time: 4.5 |" in new
+    )
     assert compared(page, tmp_path / "none") == page
 
 

@@ -193,6 +193,20 @@ def test_a_run_continues_in_the_sitting_where_it_ended(tmp_path: Path) -> None:
     assert (compared.then.values, compared.agrees) == ((2, 9), True)
 
 
+def test_sittings_of_another_day_are_added_to_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    for sittings, value in ((1, 1), (3, 4)):
+        run = Measurement("speed", {}, 0, 1, sittings, CaseFile(path))
+        [found] = run.results([Case("a", noting(value))])
+    assert found.figures[0].values == (1, 4, 4)
+    older = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in older:  # they named the number
+        line["settings"]["sittings"] = 3
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in older))
+    [found] = Measurement("speed", {}, 0, 1, 4, CaseFile(path)).results([Case("a", noting(8))])
+    assert found.figures[0].values == (1, 4, 4, 8)
+
+
 @pytest.mark.parametrize(
     ("then", "now", "agrees"),
     [

@@ -33,7 +33,13 @@ from training.kinds.numbers import spell
 from training.kinds.ordering import compose, composed_ways, holds
 from training.lexicon import every_key, words
 from training.mix import conversation, small_talk
-from training.phrasing import families, normal, other_words, reworded, variants, varied
+from training.phrasing import families, normal, other_words, reworded, roughly, variants, varied
+
+
+def test_some_messages_have_emoji() -> None:
+    typed = [roughly(Random(seed), "Hello there.", slips) for slips in (0.12, 0) for seed in range(400)]
+    pictured = [not each.isascii() for each in typed]
+    assert 4 <= sum(pictured[:400]) <= 25 and not any(pictured[400:])
 
 
 def test_every_fact_passes_its_own_check() -> None:
