@@ -6,14 +6,12 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 
-from textual.app import App
 from textual.binding import BindingsMap
 from textual.css.errors import StylesheetError
 from textual.css.stylesheet import StylesheetParseError
@@ -21,7 +19,6 @@ from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
-from textual.notifications import SeverityLevel
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widget import Widget
@@ -38,6 +35,7 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
+from minichat.notices import Notices
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.session.pacer import Pacer
@@ -68,7 +66,7 @@ _PROBLEMS = 4  # notices shown at once
 _CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
 
 
-class MinichatApp(App[object], inherit_bindings=False):
+class MinichatApp(Notices, inherit_bindings=False):
     """The screen appears at once; the engine is connected when it has been loaded."""
 
     CSS_PATH = "minichat.tcss"
@@ -90,7 +88,6 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.error_boundary = ErrorBoundary(self)
         self._key_order = KeyOrder(self)
         self._mouse_captured = self.settings.screen.mouse
-        self._noticed = "", 0.0  # the last notice, and when it disappears
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
@@ -263,26 +260,6 @@ class MinichatApp(App[object], inherit_bindings=False):
             self.error_boundary.handle(error)
         else:
             super()._handle_exception(error)
-
-    def notify(
-        self,
-        message: str,
-        *,
-        title: str = "",
-        severity: SeverityLevel = "information",
-        timeout: float | None = None,
-        markup: bool = False,
-    ) -> None:
-        """Show a notice, unless it repeats the last one, which is still visible. Brackets in it are text."""
-        (last, until), now = self._noticed, time.monotonic()
-        if message != last or now >= until:
-            self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
-            super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
-
-    def clear_notifications(self) -> None:
-        self._noticed = "", 0.0  # the next one repeats nothing that is visible
-        super().clear_notifications()
-        self.main.query("ToastHolder").remove()  # Textual would leave an empty row of each
 
     def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from textual.app import App
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.models.lifecycle import EngineLifecycle
+from minichat.notices import Notices
 from minichat.program import Program, Workspace
 from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets
@@ -28,7 +28,7 @@ W = TypeVar("W", bound=Widget)
 class Context:
     """The services a feature can use."""
 
-    app: App[object]  # dialogs, notices, workers
+    app: Notices  # dialogs, notices, workers
     program: Program
     chats: OpenChats
     workspace: Workspace

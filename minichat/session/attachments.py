@@ -110,7 +110,11 @@ def _missing(mention: re.Match[str], name: str) -> Missing:
     above = folder_of(name)
     known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
     near = get_close_matches(name.removeprefix(above), known, n=1, cutoff=_ALIKE)
-    return Missing(name, f"{above}{known[near[0]]}" if near else "")
+    if near:
+        return Missing(name, f"{above}{known[near[0]]}")
+    typed, start = mention.string, mention.start() + 1
+    blank = (f"{above}{each}" for each in known.values() if " " in each)
+    return Missing(name, next((f'"{each}"' for each in blank if typed.startswith(each, start)), ""))
 
 
 def text_of(name: str, data: bytes) -> str:

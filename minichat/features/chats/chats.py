@@ -43,10 +43,11 @@ async def close(context: Context) -> None:
     kept = await context.chats.close(conversation)
     context.workspace.take_away(conversation)
     context.workspace.prompt.focus()
-    undo = context.keys.name("chat.reopen")
-    context.app.notify(
-        f"Chat closed. {undo} reopens it" if kept else "Chat closed. Another window had deleted it"
-    )
+    context.app.notify(_can_be_reopened(context) if kept else "Chat closed. Another window had deleted it")
+
+
+def _can_be_reopened(context: Context) -> str:
+    return f"Chat closed. {context.keys.name('chat.reopen')} reopens it"
 
 
 async def delete(context: Context, chat_id: int) -> None:
@@ -92,6 +93,7 @@ def delete_active(context: Context) -> None:
 async def reopen(context: Context, chat_id: int | None = None) -> None:
     context.workspace.keep_draft()
     if conversation := context.chats.reopen(chat_id):
+        context.app.end_notice(_can_be_reopened(context))
         context.workspace.follow_chat(conversation)
     else:
         context.app.notify("There is no closed chat", severity="warning")

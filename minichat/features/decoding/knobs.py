@@ -121,6 +121,8 @@ class Knobs(Widget, can_focus=True):
         return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
 
     def _hint(self, row: Knob | str) -> str:
+        if not self.has_focus:
+            return ""  # the keys go to the prompt
         if isinstance(row, Knob):
             return row.hint
         if row == _STRATEGY:

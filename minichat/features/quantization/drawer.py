@@ -319,7 +319,8 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
     of = "cache" if of_cache else "weights"
     if target.why_not:
         return (Content.styled(f"{of} as {name}", "bold"), Content.styled(target.why_not, "$text-muted"))
-    title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} as {name}", "bold")
+    form = "not quantized" if name == "none" else f"as {name}"
+    title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} {form}", "bold")
     blocks = len(shot.blocks.refs)
     blocks_then = target.blocks or blocks
     weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)

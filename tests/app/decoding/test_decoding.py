@@ -249,6 +249,18 @@ async def test_the_key_bar_names_only_keys_that_the_field_uses(bench: Callable[.
 
 
 @run
+async def test_the_hint_of_a_field_follows_the_focus(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3", "down")
+        await it.until(lambda: "Left or Right chooses another" in it.screen_text())
+        await it.pilot.press("x")
+        await it.until(lambda: "Left or Right" not in it.screen_text())
+        it.drawer.focus()
+        row(it, "max_tokens")
+        await it.until(lambda: "0: no reply" in it.screen_text())
+
+
+@run
 async def test_characters_without_another_use_go_to_the_prompt(
     bench: Callable[..., Any],
 ) -> None:

@@ -247,7 +247,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         await it.pilot.press("f4")
         await it.until(shown)
         assert [" ".join(line.split()) for line in shown()] == [
-            "memory now, weights as none",
+            "memory now, weights not quantized",
             "weights 4.00 GB",
             "KV cache 134 MB",
             "tokens 1,024",

@@ -15,3 +15,17 @@ async def test_a_notice_after_others_that_were_cleared_is_at_the_top(bench: Call
             assert f"notice {number}" in it.screen_text().splitlines()[1]
             await it.pilot.press("escape")
             await it.until(lambda: "notice" not in it.screen_text())
+
+
+@run
+async def test_the_notice_of_a_closed_chat_ends_when_it_is_reopened(bench: Callable[..., Any]) -> None:
+    closed = "Chat closed. Alt+Z reopens it"
+    async with bench((80, 24), shows_notices=True) as it:
+        await it.answered(await it.say("first"))
+        it.app.notify("another notice")
+        for _ in range(2):  # the second time it is no repetition
+            await it.pilot.press("alt+w")
+            await it.until(lambda: closed in it.screen_text())
+            await it.pilot.press("alt+z")
+            await it.until(lambda: closed not in it.screen_text())
+        assert "another notice" in it.screen_text()

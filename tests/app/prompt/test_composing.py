@@ -173,6 +173,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "src").mkdir(parents=True)
     (place / "src" / "main.py").touch()
     (place / "notes.txt").touch()
+    (place / "my plan.txt").touch()
     monkeypatch.chdir(place)
     return place
 
@@ -186,6 +187,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("@gone.md?", Missing("gone.md")),
         ("@./nowhere", Missing("./nowhere")),
         ('@"no such"', Missing("no such")),
+        ("see @my plan.txt", Missing("my", '"my plan.txt"')),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -201,7 +203,17 @@ def test_a_link_that_leads_nowhere_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["@notes.txt", "@src", "@dataclass", "@app.route('/')", "@pytest.fixture", "me@gone.md", "@", "@.."],
+    [
+        "@notes.txt",
+        "@src",
+        "@my plans",
+        "@dataclass",
+        "@app.route('/')",
+        "@pytest.fixture",
+        "me@gone.md",
+        "@",
+        "@..",
+    ],
 )
 @pytest.mark.usefixtures("folder")
 def test_names_that_are_no_missing_files(text: str) -> None:

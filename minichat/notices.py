@@ -1,0 +1,41 @@
+"""Notices: each is shown once, and can be ended when it is no longer true."""
+
+import time
+
+from textual.app import App
+from textual.notifications import SeverityLevel
+from textual.widgets._toast import Toast
+
+
+class Notices(App[object]):
+    """An app that does not repeat a visible notice."""
+
+    _noticed = "", 0.0  # the last notice, and when it disappears
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Show a notice, unless it repeats the last one, which is still visible. Brackets in it are text."""
+        (last, until), now = self._noticed, time.monotonic()
+        if message != last or now >= until:
+            self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
+            super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+
+    def end_notice(self, message: str) -> None:
+        """Remove the notices with this text. The others stay."""
+        if self._noticed[0] == message:
+            self._noticed = "", 0.0  # the next one repeats nothing that is visible
+        for toast in self.screen_stack[0].query(Toast):
+            if toast._notification.message == message:
+                toast._expire()
+
+    def clear_notifications(self) -> None:
+        self._noticed = "", 0.0
+        super().clear_notifications()
+        self.screen_stack[0].query("ToastHolder").remove()  # Textual would leave an empty row of each
