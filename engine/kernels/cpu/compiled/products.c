@@ -119,7 +119,7 @@ static void digits_of(const uint16_t *x, const Weight *weight, int8_t *digits, i
             sum = _mm512_add_epi32(sum, whole);
         }
         found->unit = broken ? __builtin_nanf("") : largest / top;
-        found->sum = _mm512_reduce_add_epi32(sum);
+        found->sum = broken ? 0 : _mm512_reduce_add_epi32(sum);
     }
 }
 
