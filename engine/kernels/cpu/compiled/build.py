@@ -40,7 +40,7 @@ def why_not(bits: int) -> str | None:
     try:
         kernel(bits)
     except OSError as error:
-        log.warning("torch multiplies instead of the compiled kernels: %s", error)
+        log.info("torch multiplies instead of the compiled kernels: %s", error)  # doctor reports it
         return str(error)
     return None
 
