@@ -27,7 +27,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu.gpu_attention import copy_speeds
-from benchmarks.gpu.limits import bytes_of_step
+from benchmarks.gpu.limits import bytes_of_run, bytes_of_step
 from benchmarks.gpu.profiled import profiled
 from benchmarks.gpu.workload import capture_all, drawn
 from engine.api.cache_spec import KvSchemeName
@@ -280,17 +280,28 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = (), requests: int = 256) -> None:
-    """Run the mixed workload up to four times; the first run is not measured."""
+def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = ()) -> None:
+    """The mixed workload, and the tokens per second if its decodes took as long as a copy of their bytes."""
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    bench.note(f"{name}, N", speeds_of_mixed(engine, bench.repeats), "tok/s")
+    speed = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median * 1e12
+    prompts, counts = drawn()
+    read = bytes_of_run(runner.model, [len(each) for each in prompts], counts)
+    bench.note(f"{name}, limit by bytes, N", sum(counts) / read * speed, "tok/s")
+
+
+def speeds_of_mixed(engine: Engine, repeats: int, requests: int = 256) -> list[float]:
+    """Tokens per second of up to three runs, after one that is not measured."""
     capture_all(engine)
     prompts, counts = drawn(requests)
     speeds = []
-    for _ in range(1 + min(3, bench.repeats)):
+    for _ in range(1 + min(3, repeats)):
         torch.cuda.synchronize()
         began = time.perf_counter()
         finish(engine, prompts, counts)
         speeds.append(sum(counts) / (time.perf_counter() - began))
-    bench.note(f"{name}, N", speeds[1:], "tok/s")
+    return speeds[1:]
 
 
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:

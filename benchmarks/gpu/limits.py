@@ -1,5 +1,7 @@
-"""The bytes that a step of decodes has to read, which limit its speed."""
+"""The bytes that decodes have to read, which limit their speed."""
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 
 from torch import nn
@@ -12,14 +14,33 @@ from engine.models.layers.moe import MoE
 
 def bytes_of_step(model: LanguageModel, rows: int, context: int) -> int:
     """Weights, of experts those that rows with random choices need, and the cache of `rows` contexts."""
+    return round(_weights(model, rows) + rows * _cache(model, context))
+
+
+def bytes_of_run(model: LanguageModel, prompts: Sequence[int], replies: Sequence[int]) -> int:
+    """Of the decodes of requests with such lengths, all from the same step on, each until its reply ends.
+
+    The first token of a reply comes with its prompt, which reads less than it computes.
+    """
+    steps = Counter(sum(each > step for each in replies) for step in range(1, max(replies)))
+    weights = sum(times * _weights(model, rows) for rows, times in steps.items())
+    read = (range(prompt + 1, prompt + reply) for prompt, reply in zip(prompts, replies, strict=True))
+    contexts = Counter(chain.from_iterable(read))
+    return round(weights + sum(rows * _cache(model, context) for context, rows in contexts.items()))
+
+
+def _weights(model: LanguageModel, rows: int) -> float:
     spared = 0.0
     for part in model.modules():
         if isinstance(part, MoE):
             missed = (1 - part.spec.chosen / part.spec.count) ** rows  # the share of experts that none chose
             spared += missed * (_nbytes(part.gate_up) + _nbytes(part.down))
+    return weights_read(model) - spared
+
+
+def _cache(model: LanguageModel, context: int) -> int:
     itemsize = next(iter(model.parameters())).dtype.itemsize
-    cache = sum(_cached(spec, context, itemsize) for spec in model.config.layers)
-    return round(weights_read(model) - spared + rows * cache)
+    return sum(_cached(spec, context, itemsize) for spec in model.config.layers)
 
 
 def _nbytes(module: nn.Module) -> int:

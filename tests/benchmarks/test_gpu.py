@@ -15,7 +15,7 @@ import torch
 from rich.progress import Progress
 
 from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_ranks, gpu_turns
-from benchmarks.gpu.limits import bytes_of_step
+from benchmarks.gpu.limits import bytes_of_run, bytes_of_step
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
@@ -221,3 +221,18 @@ def test_a_product_is_launched_as_a_step_does() -> None:
                 }  # fmt: skip
             assert sum(line.startswith("_quantize_fp8") for line in record.lines) == len(ways) - 1
             assert ("launch_pdl=True" in "".join(record.lines)) == (rows <= 32)
+
+
+def test_the_mixed_workload_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "copy_speeds", lambda bench: [2.0])
+    monkeypatch.setattr(gpu, "capture_all", lambda engine: None)
+    monkeypatch.setattr(gpu, "drawn", lambda requests=256: ([[1] * 9, [2] * 5], [4, 7]))
+    write_config(tmp_path, vocab_size=10_000)
+    engine = start(EngineConfig(model=str(tmp_path), dummy_weights=True, device="cpu", blocks=64))
+    bench = Bench(warmup=0, repeats=2, progress=Progress(disable=True), keep=lambda _: None)
+    gpu.mixed(bench, "tiny", engine)
+    speeds, copy, limit = bench.figures
+    assert (speeds.name, speeds.samples, limit.name) == ("tiny, N", 2, "tiny, limit by bytes, N")
+    assert copy.median == 2.0
+    assert limit.median == pytest.approx(11 / bytes_of_run(engine.runner.model, [9, 5], [4, 7]) * 2e12)

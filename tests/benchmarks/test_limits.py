@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.limits import bytes_of_step
+from benchmarks.gpu.limits import bytes_of_run, bytes_of_step
 from engine.execution.traffic import weights_read
 from engine.models.config_json import decoder_config
 from engine.models.decoder import Decoder
@@ -67,3 +67,12 @@ def test_of_experts_those_count_that_rows_choose() -> None:
 def test_latents_are_read_once() -> None:
     model = hollow(COMMON | EVERY["DeepSeek-V2-Lite"])
     assert bytes_of_step(model, 1, 2) - bytes_of_step(model, 1, 1) == 27 * 576 * 2
+
+
+@pytest.mark.parametrize("name", ["Gemma-3-12B", "30B-A3B"])
+def test_a_run_reads_what_its_steps_read(name: str) -> None:
+    model = hollow(COMMON | EVERY[name])
+    together = bytes_of_run(model, [1020, 1020], [6, 6])
+    assert together == pytest.approx(sum(bytes_of_step(model, 2, context) for context in range(1021, 1026)))
+    longer = sum(bytes_of_step(model, 1, context) for context in range(1026, 1030))
+    assert bytes_of_run(model, [1020, 1020], [6, 10]) - together == pytest.approx(longer)
