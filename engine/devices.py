@@ -1,6 +1,5 @@
 """Devices to run on, and their memory."""
 
-import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 from engine.api.errors import BadInput
 from engine.kv.tiers import speeds
 from engine.kv.tiers.speeds import TierSpeeds
-from engine.main_memory import free_host_memory, host_memory
+from engine.main_memory import free_host_memory, host_memory, trim_heap
 from engine.timeline import timed
 
 log = logging.getLogger("minichat.engine")
@@ -84,11 +83,11 @@ def memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()
 
 
-def give_back() -> None:
-    """Return unused heap memory to the system; the allocator would keep it."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc only
-        libc.malloc_trim(0)
+def give_back(device: torch.device) -> None:
+    """Return memory to the system that torch and the heap would keep."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    trim_heap()
 
 
 def lost(device: torch.device) -> str | None:

@@ -29,10 +29,9 @@ import torch
 from benchmarks.gpu.gpu_attention import copy_speeds
 from benchmarks.gpu.limits import bytes_of_run, bytes_of_step
 from benchmarks.gpu.profiled import profiled
-from benchmarks.gpu.workload import capture_all, drawn
+from benchmarks.gpu.workload import Heard, capture_all, drawn, finish, heard, speeds_of_mixed
 from engine.api.cache_spec import KvSchemeName
 from engine.api.config import EngineConfig
-from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
@@ -61,20 +60,6 @@ DRAWS: dict[str, dict[str, Any]] = {
     "a bias": {"logit_bias": {5: 2.0}},
     "20 log-probabilities": {"logprobs": 20},
 }
-
-
-class Heard:
-    """A sink that collects the tokens of one reply."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-
-    def __call__(self, delta: Delta) -> None:
-        if delta.error:
-            raise SystemExit(f"a request failed: {delta.error}")
-        self.tokens += delta.tokens
-        self.logprobs += delta.logprobs
 
 
 def run(
@@ -155,23 +140,6 @@ def opened(name: str, folder: str, **config: Any) -> tuple[Engine, float]:
     gc.collect()
     gc.freeze()  # like a server's engine: a full collection takes 0.1 s
     return engine, seconds
-
-
-def finish(
-    engine: Engine, prompts: Sequence[Sequence[int]], counts: Sequence[int], temperature: float = 0.6
-) -> list[list[int]]:
-    """Run the prompts to the end; return replies of `counts` tokens."""
-    params = [SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True) for count in counts]
-    return [each.tokens for each in heard(engine, prompts, params)]
-
-
-def heard(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Heard]:
-    sinks = [Heard() for _ in prompts]
-    for prompt, each, sink in zip(prompts, params, sinks, strict=True):
-        engine.submit(prompt, each, sink)
-    while engine.busy:
-        engine.step()
-    return sinks
 
 
 def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
@@ -289,19 +257,6 @@ def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int] = ()) -> 
     prompts, counts = drawn()
     read = bytes_of_run(runner.model, [len(each) for each in prompts], counts)
     bench.note(f"{name}, limit by bytes, N", sum(counts) / read * speed, "tok/s")
-
-
-def speeds_of_mixed(engine: Engine, repeats: int, requests: int = 256) -> list[float]:
-    """Tokens per second of up to three runs, after one that is not measured."""
-    capture_all(engine)
-    prompts, counts = drawn(requests)
-    speeds = []
-    for _ in range(1 + min(3, repeats)):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        finish(engine, prompts, counts)
-        speeds.append(sum(counts) / (time.perf_counter() - began))
-    return speeds[1:]
 
 
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:

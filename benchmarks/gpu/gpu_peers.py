@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.gpu import LONG, SHORT, finish, oracle, started, step_times
-from benchmarks.gpu.workload import drawn
+from benchmarks.gpu.gpu import LONG, SHORT, oracle, started, step_times
+from benchmarks.gpu.workload import drawn, finish
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, EVERY, SHAPES
 

@@ -17,7 +17,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.gpu import decoding, finish, steps_take
+from benchmarks.gpu.gpu import decoding, steps_take
+from benchmarks.gpu.workload import finish
 from engine.api.config import EngineConfig
 from engine.api.events import Delta
 from engine.api.params import SamplingParams

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu import BLOCKS, CONTEXT, Heard, finish, started
+from benchmarks.gpu.gpu import BLOCKS, CONTEXT, started
+from benchmarks.gpu.workload import Heard, finish
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.execution.runner import ModelRunner

@@ -26,13 +26,12 @@ from benchmarks.gpu.gpu import (
     LONG,
     SHORT,
     anatomy,
-    finish,
     labeled,
     largest_gap,
     mixed_anatomy,
     oracle,
-    speeds_of_mixed,
 )
+from benchmarks.gpu.workload import finish, speeds_of_mixed
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
 from engine.start import start

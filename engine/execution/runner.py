@@ -164,9 +164,7 @@ class ModelRunner:
         if self._budget is not None:
             self._budget = self._budget.with_more(freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes
-        give_back()
+        give_back(self.device)  # for the KV cache, and for other processes
 
     @property
     def weights_scheme(self) -> str:

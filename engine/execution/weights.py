@@ -10,9 +10,9 @@ from torch import nn
 
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
-from engine.devices import give_back
 from engine.execution.protocol import WeightsPlan
 from engine.later import without_data
+from engine.main_memory import trim_heap
 from engine.models.base import ForeignProducts, LanguageModel
 from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
@@ -76,7 +76,7 @@ class Weights:
             model.layers[part] = None  # type: ignore[assignment]
             model.layers[part] = model.source.layer(part, new)
         if model.source.device.type == "cpu":
-            give_back()  # fragmentation leaves holes too small for the next part's tensors
+            trim_heap()  # fragmentation leaves holes too small for the next part's tensors
 
     def settle(self, scheme: str) -> int:
         """Record that all weights have this scheme. Returns the bytes that the cache gains (or loses)."""

@@ -20,7 +20,7 @@ from engine.server.anthropic.schema import CountRequest, MessagesRequest
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.http.auth import AuthMiddleware, refuse
-from engine.server.http.errors import FORM, ApiError, from_engine
+from engine.server.http.errors import FORM, ApiError, forget_frames, from_engine
 from engine.server.http.loading import LoadingMiddleware, Opening
 from engine.server.http.request_ids import identified
 from engine.server.http.sse import SEND
@@ -137,7 +137,9 @@ async def _engine_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     request.app.state.server.metrics.rejected(error)
-    return error.response(request.scope)
+    response = error.response(request.scope)
+    forget_frames(error)
+    return response
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ import tokenizers
 
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.gguf.header import is_gguf
+from engine.main_memory import trim_heap
 from engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from engine.text.files import TextFiles
 from engine.text.gguf import gguf_text_files
@@ -36,6 +37,9 @@ TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 # Texts of at least this many characters (0.1 ms) are encoded as a batch of one: the library releases the GIL
 # only for batches.
 _LONG = 200
+
+# Texts of at least this many characters leave a hundred megabytes or more in the heap of their thread.
+_HUGE = 2**20
 
 
 class Tokenizer:
@@ -77,6 +81,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the text's tokens without adding any. Special tokens spelled out in the text are parsed."""
         ids: list[int] = self._encoding(text, self.library.encode_batch_fast).ids
+        if len(text) >= _HUGE:
+            trim_heap()
         return ids
 
     def encode_placed(self, text: str) -> list[tuple[int, int, int]]:

@@ -190,9 +190,11 @@ def listen(
     engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
     from engine.host.launching import NOTHING, Ahead, launching_now, let_threads_sleep
+    from engine.main_memory import return_large_pieces
     from engine.server.startup import Startup
 
     let_threads_sleep()
+    return_large_pieces()
     # A single engine's process is started first, so that it imports its modules while this one does.
     single = options.ray is None and options.prefill_gpus is None and options.replicas == 1
     ahead = NOTHING if options.dry_run else Ahead.of(engine_options)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_ranks, gpu_turns
+from benchmarks.gpu import gpu, gpu_attention, gpu_peers, gpu_products, gpu_ranks, gpu_turns, workload
 from benchmarks.gpu.limits import bytes_of_run, bytes_of_step
 from engine.api.cache_spec import LayerSpec
 from engine.api.config import EngineConfig
@@ -73,7 +73,7 @@ def test_the_mixed_workload_has_a_graph_for_each_size(monkeypatch: pytest.Monkey
             return SimpleNamespace(ranks=(), joining=0.0)
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu, "finish", lambda engine, prompts, counts: done.append(len(prompts)))
+    monkeypatch.setattr(workload, "finish", lambda engine, prompts, counts: done.append(len(prompts)))
     monkeypatch.setattr(gpu_ranks, "started", lambda *_: nullcontext(Idle()))
     bench = Bench(warmup=0, repeats=2, progress=Progress(disable=True), keep=lambda _: None)
     gpu_ranks.measure(bench, "8B", "none", [(2, 1)], (), 20, ("mixed",))
@@ -226,8 +226,9 @@ def test_a_product_is_launched_as_a_step_does() -> None:
 def test_the_mixed_workload_is_beside_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gpu, "copy_speeds", lambda bench: [2.0])
-    monkeypatch.setattr(gpu, "capture_all", lambda engine: None)
-    monkeypatch.setattr(gpu, "drawn", lambda requests=256: ([[1] * 9, [2] * 5], [4, 7]))
+    monkeypatch.setattr(workload, "capture_all", lambda engine: None)
+    for module in (gpu, workload):
+        monkeypatch.setattr(module, "drawn", lambda requests=256: ([[1] * 9, [2] * 5], [4, 7]))
     write_config(tmp_path, vocab_size=10_000)
     engine = start(EngineConfig(model=str(tmp_path), dummy_weights=True, device="cpu", blocks=64))
     bench = Bench(warmup=0, repeats=2, progress=Progress(disable=True), keep=lambda _: None)

@@ -80,6 +80,15 @@ class ApiError(Exception):
         return Response(self.body(scope), self.status, self.headers, media_type="application/json")
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the frames of an error that was answered. Some hold the stream that the error came from, and the
+    whole request: a cycle, and a server with few new objects collects garbage rarely.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 ErrorForm = Callable[[ApiError], dict[str, Any]]
 FORM = "minichat.error_form"  # the entry of an ASGI scope that holds the form, for paths of other APIs
 

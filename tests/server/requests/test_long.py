@@ -14,10 +14,12 @@ from websockets.sync.client import connect
 
 from engine.server.config import MAX_PARTS
 from engine.server.http import bodies
-from tests.server.conftest import KEY, Served, dry, serving, user
+from engine.server.schema import Strict
+from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.requests.test_fields import CHAT, TEXT, refused
 
 LONG = " ".join(["word"] * 20_000)
+TOO_LONG = f"{LONG} {LONG}"
 
 
 @contextmanager
@@ -103,3 +105,30 @@ def test_the_limit_of_a_body_is_an_option(served: Served) -> None:
         error = refused(client.post(TEXT, json={"prompt": LONG}), 413)
         assert f"at most {len(LONG)} bytes; start the server with a larger --max-body" in error["message"]
         assert client.post(TEXT, json={"prompt": LONG[: 2**16], "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (TEXT, {"prompt": TOO_LONG}),
+        (CHAT, {"messages": user(TOO_LONG)}),
+        (CHAT, {"messages": user(TOO_LONG), "stream": True}),
+        ("/v1/responses", {"input": TOO_LONG}),
+        ("/v1/messages", {"messages": user(TOO_LONG), "max_tokens": 1}),
+        ("/api/chat", {"messages": user(TOO_LONG)}),
+        ("/engine/replies", {"prompt": TOO_LONG}),
+    ],
+)
+def test_a_refused_request_is_gone_without_a_garbage_collection(
+    client: httpx.Client, route: str, body: dict[str, Any]
+) -> None:
+    """A server collects garbage rarely, and a large prompt is few objects."""
+    client.get("/health")
+    gc.collect()
+    gc.disable()
+    try:
+        assert client.post(route, json={"model": MODEL, **body}).status_code == 400
+        assert client.get("/health").status_code == 200  # the other request has ended
+        assert not [each for each in gc.get_objects() if isinstance(each, Strict)]
+    finally:
+        gc.enable()
