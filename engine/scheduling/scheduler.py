@@ -17,7 +17,7 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.moving import FoundBlocks
 from engine.kv.tiers.tier import Tier
-from engine.scheduling.changes import Changes
+from engine.scheduling.building import Changes, StepBuilder
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.microbatches import microbatch
@@ -27,7 +27,7 @@ from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.sinking import Sinking
-from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
+from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepRow
 from engine.scheduling.transfers import Transfers
 from engine.speculation.speculator import Speculator
 
