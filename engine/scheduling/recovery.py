@@ -90,8 +90,8 @@ def affected_requests(scheduler: Scheduler, step: Step) -> list[Request]:
     written = set[int]()
     for row in step.rows:
         if request := scheduler.requests.get(row.request):
-            first, end = row.start // size * kv.each, kv.blocks_for(row.start + row.length)
-            written.update(request.blocks[first:end], kv.left(request, first))
+            first, end = row.start // size * kv.group_count, kv.blocks_for(row.start + row.length)
+            written.update(request.blocks[first:end], kv.still_cached(request, first))
     written.discard(GONE)
     return [
         each for each in scheduler.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)

@@ -147,7 +147,7 @@ class Transfers:
         return self._begin_store(tier.name, names, numbers, list(numbers), owner), left
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
-        tokens = blocks * self._kv.pool.block_size // self._kv.each
+        tokens = blocks * self._kv.pool.block_size // self._kv.group_count
         return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
 
     def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
@@ -225,7 +225,7 @@ class Transfers:
         cached = self._rules.prefix_cache and (stored is None or request.epoch == kv.epoch)
         hits = kv.find(request) if cached else []
         below = finding.below(kv, request, hits, cached, self.tiers.values(), self._loadable)
-        tokens = len(hits) // kv.each * kv.pool.block_size
+        tokens = len(hits) // kv.group_count * kv.pool.block_size
         if below is None:
             return FoundBlocks(hits, tokens, trimmed=tokens)
         tier, more, count = below.tier, below.tokens, len(below.names)
@@ -334,7 +334,7 @@ class Transfers:
         self.sending.cancel(request)
         pool = self._kv.pool
         pool.forget(request.blocks)
-        pool.forget(self._kv.left(request))
+        pool.forget(self._kv.still_cached(request))
         for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)

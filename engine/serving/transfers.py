@@ -40,7 +40,7 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
         _report(scheduler, moving, end.seconds, end.error)
         if moving.request is not None and not scheduler.requests:
             # When the last request ended, this transfer held its blocks.
-            scheduler.sinking.turn(scheduler.step, scheduler.rules.step_tokens, idle=True)
+            scheduler.sinking.copy_ahead(scheduler.step, scheduler.rules.step_tokens, idle=True)
     for moving in compute_late(scheduler):
         assert moving.request is not None
         _report(scheduler, moving, moving.request.waited, "slower than computing them again")

@@ -36,7 +36,7 @@ def below(
     if request.stored is None and not cached:
         return None
     search = _in_order if kv.groups.plain else _with_windows
-    found, most = None, len(hits) // kv.each * kv.pool.block_size
+    found, most = None, len(hits) // kv.group_count * kv.pool.block_size
     for tier in tiers:
         each = search(kv, request, hits, tier, loadable)
         if each is not None and each.tokens > most:
