@@ -66,7 +66,7 @@ class ModelRunner:
         stop_ids: frozenset[int],
         device: torch.device,
         drafters: Mapping[str, Drafter] | None = None,
-        room: CacheBudget | None = None,
+        budget: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
         shared: bool = False,
@@ -76,7 +76,7 @@ class ModelRunner:
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._tries = 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention
-        self.device, self._budget, self._scores = device, room, NO_SCORES
+        self.device, self._budget, self._scores = device, budget, NO_SCORES
         self._tables, self._block_size = TableMirror(slots, width, len(store.groups)), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
