@@ -113,7 +113,13 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
     add_model(command)
-    group = command.add_argument_group("listening")
+    _add_listening(command.add_argument_group("listening"))
+    _add_access(command.add_argument_group("access and limits"))
+    _add_machines(command.add_argument_group("several engines, several machines"))
+    _add_serving(command.add_argument_group("serving"))
+
+
+def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
     )
@@ -125,7 +131,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls-cert", type=given, metavar="FILE", help="a PEM certificate")
     group.add_argument("--tls-key", type=given, metavar="FILE", help="the certificate's key")
-    group = command.add_argument_group("access and limits")
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-file", type=given, metavar="FILE", help="one key per line (default: a new key)"
     )
@@ -163,7 +171,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-body", type=whole, default=8, metavar="MIB", help="maximum request body (default: 8 MiB)"
     )
-    group = command.add_argument_group("several engines, several machines")
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
     add_replicas(group)
     group.add_argument(
         "--meet",
@@ -172,7 +182,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="the other ranks of --tp or --pp run on other machines: they connect to this address with "
         "`minichat rank`, and the file has a secret that they must have, too",
     )
-    group = command.add_argument_group("serving")
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no-warm",
         action="store_true",
