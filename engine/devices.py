@@ -84,7 +84,7 @@ def memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return unused heap memory to the system; the allocator would keep it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only

@@ -32,7 +32,6 @@ from minichat.chats.store import Store
 from minichat.clients.protocol import Backend, LinkBack, LinkLost
 from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
 from minichat.notices import Notices
@@ -49,7 +48,7 @@ from minichat.shell.keys import Keys
 from minichat.shell.output import TerminalDriver
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
-from minichat.start import Start as Start
+from minichat.start import Start
 from minichat.ui.css.stylesheet import CachedStylesheet
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.error_boundary import ErrorBoundary, on_removed

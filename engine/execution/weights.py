@@ -10,12 +10,13 @@ from torch import nn
 
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
-from engine.devices import give_back
+from engine.devices import trim_heap
 from engine.execution.protocol import WeightsPlan
 from engine.later import without_data
 from engine.models.base import ForeignProducts, LanguageModel
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, block
 from engine.quant.base import Scheme
+from engine.quant.linear import Linear
 from engine.quant.plain import has_copy
 from engine.quant.registry import named, names, why_not
 
@@ -76,7 +77,7 @@ class Weights:
             model.layers[part] = None  # type: ignore[assignment]
             model.layers[part] = model.source.layer(part, new)
         if model.source.device.type == "cpu":
-            give_back()  # fragmentation leaves holes too small for the next part's tensors
+            trim_heap()  # fragmentation leaves holes too small for the next part's tensors
 
     def settle(self, scheme: str) -> int:
         """Record that all weights have this scheme. Returns the bytes that the cache gains (or loses)."""

@@ -16,7 +16,7 @@ from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.later import without_data
 from engine.models.checkpoint import Header, check, headers, opened, sliced, state
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, block
 from engine.models.find import Progress
 from engine.models.gguf.tensors import GgufTensors
 from engine.models.layers.block import Block
@@ -28,6 +28,7 @@ from engine.models.packing import packing_of
 from engine.models.stacks import stacked_experts
 from engine.quant.formats import Stored, joined_rows, nbytes, stored
 from engine.quant.fp4 import Mxfp4Weight
+from engine.quant.linear import Linear
 from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
