@@ -195,7 +195,7 @@ class KVManager(BlockNames):
         child.epoch = parent.epoch
 
     def shared_tails(self, request: Request) -> list[int]:
-        """The partly filled blocks the request will write to next, as far as others hold them, too."""
+        """The partly filled blocks the request will write to next, if others also hold them."""
         full, filled = divmod(request.launched, self.pool.block_size)
         tails = request.blocks[full * self.group_count : (full + 1) * self.group_count] if filled else []
         tails = [block for block in tails if self.pool.is_shared(block)]
@@ -215,7 +215,7 @@ class KVManager(BlockNames):
     # Prefix cache
 
     def reusable(self, request: Request) -> int:
-        """How many blocks the request need not compute: others have positions whose logits it needs."""
+        """How many blocks of the prefix can be reused. Positions whose logits it needs are computed."""
         tokens = request.scored if request.scored < request.prompt_len else len(request.tokens)
         return (tokens - 1) // self.pool.block_size
 

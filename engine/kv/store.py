@@ -302,7 +302,7 @@ class KVStore:
         self._move(slab, self.memory, pairs)
 
     def close(self) -> None:
-        """Prepare no more host memory."""
+        """Stop preparing host memory."""
         self.host.stop()
 
     def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
@@ -350,7 +350,7 @@ def _pinned(device: torch.device, nbytes: int) -> Tensor:
 
 
 class _Parts:
-    """One allocation for many tensors, in which all that belongs to a block lies together."""
+    """One allocation for many tensors, in which everything of a block is contiguous."""
 
     def __init__(self, memory: Tensor) -> None:
         """`memory`: [blocks, bytes per block]."""

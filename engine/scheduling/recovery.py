@@ -84,7 +84,7 @@ def compute_late(scheduler: Scheduler) -> list[Moving]:
 
 
 def affected_requests(scheduler: Scheduler, step: Step) -> list[Request]:
-    """The requests of a step, and forks that share a block the step was to write."""
+    """The requests of a step, and forks that share a block it would have written."""
     rows = {row.request: row for row in step.rows}
     size, kv = scheduler.pool.block_size, scheduler.kv
     written = set[int]()

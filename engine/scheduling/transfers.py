@@ -27,7 +27,7 @@ class Transfers:
         transit = next((tier for tier in tiers if tier.transit), None)
         self.sending = Sending(transit, self.copy, kv.pool.block_size)
         self._kv, self._rules, self._costs = kv, rules, costs
-        self.orders: list[TransferOrder] = []  # to be sent, in this order
+        self.orders: list[TransferOrder] = []  # not sent yet, in this order
         self.in_flight: dict[int, Moving] = {}
         self.loading: dict[int, Moving] = {}  # by request, neither queued nor running: what it waits for
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
@@ -96,7 +96,7 @@ class Transfers:
         Returns whether there were any that the tier has now or will have.
         """
         pool = self._kv.pool
-        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
+        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # no others would fit
         if most <= 0 or not (blocks := pool.oldest(most)):
             return False
         missing = set(self._missing(tier, [name for _, name in blocks]))
@@ -134,8 +134,8 @@ class Transfers:
     def copy(
         self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request
     ) -> tuple[TransferOrder | None, int]:
-        """Store the blocks that the tier lacks, while their request goes on. If it has no room for all, the
-        first ones: the others are useless without them. Returns the order, and how many had no room.
+        """Store the blocks that the tier lacks, while their request continues. Returns the order, and how
+        many had no room. The first ones are stored, because the others are useless without them.
         """
         missing = set(self._missing(tier, [name for name, _ in blocks]))
         fresh = [each for each in blocks if each[0] in missing]

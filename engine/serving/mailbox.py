@@ -68,7 +68,7 @@ class Mailbox:
                 answer.set_exception(EngineDead(_CLOSED))
 
     def close(self) -> None:
-        """Accept no more commands. A waiting `drain` returns."""
+        """Stop accepting commands. A waiting `drain` returns."""
         with self._gate:
             self.closed = True
             self._waiting.put(None)

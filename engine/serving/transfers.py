@@ -26,7 +26,7 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
 
 
 def pause(scheduler: Scheduler) -> float:
-    """Seconds until the next poll: in time with how long a load takes, so that polling adds little to it."""
+    """Seconds until the next poll: a fraction of the time a load has taken, so that polling adds little."""
     began = max((request.since for request in scheduler.transfers.incoming), default=-math.inf)
     return min(POLL, max(POLL / 10, (scheduler.clock() - began) / 16))
 

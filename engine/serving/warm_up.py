@@ -28,7 +28,7 @@ from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
-_LOADED = 25  # such waits until kernels are there that only had to be loaded
+_LOADED = 25  # such waits until kernels that only need loading are ready
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
 _DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts

@@ -120,7 +120,7 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def on_key(self, event: Key) -> None:
-        """Type a character into the prompt if the part with the focus has no use for it."""
+        """Type a character into the prompt if the focused part does not handle it."""
         letter, used = event.character or "", event.key in self.active_bindings
         if not used and letter.isprintable() and letter.strip():
             self._into_prompt(event, letter)
