@@ -78,7 +78,8 @@ class BatchBuilder:
         if all_pending:
             tokens = last_ids[sampling]
         elif len(pending):
-            tokens[more[-2]] = last_ids[more[-1]]
+            at, from_slots = more[-2:]
+            tokens[at] = last_ids[from_slots]
         batch = Batch(
             ids=tokens,
             positions=positions,
