@@ -25,7 +25,6 @@ from textual.widget import Widget
 
 from engine.api.errors import EngineError
 from engine.api.events import Died, Event, Restarted, Restarting
-from engine.api.snapshot import Snapshot
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
@@ -110,7 +109,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._load_css(found)
         self.poller = SnapshotPoller(
             backend,
-            self._show,
+            self.main.show_snapshot,
             lambda: self.lifecycle.alive,
             rates.ssh_monitor if ssh else rates.monitor,
             self.main.engine.show_late,
@@ -201,10 +200,7 @@ class MinichatApp(Notices, inherit_bindings=False):
 
     async def _look(self) -> None:
         """Show one more snapshot: nothing runs, so nothing is polled."""
-        self._show(await self.backend.snapshot())
-
-    def _show(self, snapshot: Snapshot) -> None:
-        self.main.show_snapshot(snapshot)
+        self.main.show_snapshot(await self.backend.snapshot())
 
     def _took(self, conversation: Conversation, request: int, role: str = "") -> None:
         self.main.took(conversation, request, role)
