@@ -162,8 +162,7 @@ class OpenChats:
             self.services.changed(conversation)
         if now.messages != chat.messages:
             chat.messages, chat.earlier = now.messages, now.earlier
-            if conversation.view is not None:
-                conversation.view.show_messages()
+            conversation.show_messages()
 
     def _take_away(self, conversation: Conversation) -> None:
         """Remove the chat; replace the last one with a new chat."""

@@ -214,8 +214,8 @@ class MainScreen(FrameScreen[None]):
         for each in self.chats:
             each.likely = None
             each.traces.clear()
-            if each.reading.reset() and each.view is not None:
-                each.view.show_messages()
+            if each.reading.reset():
+                each.show_messages()
 
     def wake(self) -> None:
         self.context.program.poller.wake()
