@@ -107,7 +107,7 @@ class PlainStaging:
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
-    """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
+    """The memory behind all of these tensors: [blocks, bytes per block]."""
     first = tensors[0]
     assert _in_rows(tensors), "the layers of a block are not contiguous"
     size = first.stride(0) * first.element_size()

@@ -72,7 +72,7 @@ class ModelRunner:
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
-        """`slots` rows of at most `width` blocks. `shared`: other ranks run them, too. `link`: to others."""
+        """`slots` rows of at most `width` blocks. `shared`: with other ranks. `link`: to other stages."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._tries = 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention

@@ -29,7 +29,7 @@ def below(
     tiers: Iterable[Tier],
     loadable: Loadable,
 ) -> Below | None:
-    """What the tier has that takes the request farthest, and farther than `hits`; on a tie, the upper tier.
+    """The longest continuation of the prefix beyond `hits` that a tier has; on a tie, the upper tier's.
 
     `cached`: whether blocks of other requests count.
     """

@@ -64,7 +64,7 @@ class CachedStylesheet(Stylesheet):
         rules, (matched, matcher) = self.rules, self._matched
         if rules is not matched:
             key = tuple(map(id, rules))
-            matcher = self._matchers.get(key) or Matcher(rules)  # keeps the rules, so their ids stay theirs
+            matcher = self._matchers.get(key) or Matcher(rules)  # keeps the rules alive, so no id is reused
             self._matchers[key], self._matched = matcher, (rules, matcher)
         return matcher
 
