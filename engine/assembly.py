@@ -146,21 +146,11 @@ def _assembled(
     scheduler.speculator.most |= loaded.draft_models.most
     if hashed is not None:
         scheduler.kv.identify(_identity(hashed.result(), loaded), config.quantization)
-    limits = Limits(
-        context=fit.context,
-        vocab=model.config.vocab,
-        waiting=config.max_waiting,
-        stop_ids=stop_ids,
-        speculation=("ngram", "suffix", *built.drafters),
-        windowed=config.forgets,
-        longest=room.longest,
-        chosen=config.max_context is not None,
-    )
     engine = Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        limits=limits,
+        limits=_limits(loaded, built, fit.context, stop_ids),
         info=_info(place, loaded, policy),
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
@@ -366,6 +356,20 @@ def _identity(files: bytes, loaded: LoadedModel) -> bytes:
     kinds = room.device.type, loaded.attention.name, str(room.dtype)
     settings = *kinds, config.block_size, room.specs, room.groups.layers
     return model_identity(files, loaded.model, *settings, config.tp, config.pp)
+
+
+def _limits(loaded: LoadedModel, built: BuiltRunner, context: int, stop_ids: frozenset[int]) -> Limits:
+    config = loaded.config
+    return Limits(
+        context=context,
+        vocab=loaded.model.config.vocab,
+        waiting=config.max_waiting,
+        stop_ids=stop_ids,
+        speculation=("ngram", "suffix", *built.drafters),
+        windowed=config.forgets,
+        longest=loaded.budget.longest,
+        chosen=config.max_context is not None,
+    )
 
 
 def _info(place: ModelPlace, loaded: LoadedModel, policy: Policy) -> EngineInfo:

@@ -56,7 +56,7 @@ class Engine:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.info, self.bus = limits, info, bus
         self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
-        self._lazy: Grammars | None = None  # loaded once the warm-up is over
+        self._cold_grammars: Grammars | None = None  # loaded after the warm-up
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
@@ -222,13 +222,13 @@ class Engine:
         )  # fmt: skip
 
     def warm(self) -> None:
-        """Load lazily initialized parts once the warm-up is over. Before, they would slow it down."""
-        self._lazy = self.grammars
+        """Load the vocabulary of grammars once the warm-up is over. Before, that would slow it down."""
+        self._cold_grammars = self.grammars
 
-    def warm_up_is_over(self) -> None:
-        lazy, self._lazy = self._lazy, None
-        if lazy is not None:
-            lazy.warm()
+    def after_warm_up(self) -> None:
+        cold, self._cold_grammars = self._cold_grammars, None
+        if cold is not None:
+            cold.warm()
 
     # The main loop
 
