@@ -80,9 +80,8 @@ class Checkpoint:
         for tensor in {expert.tensor for expert in self._stacked.values()}:
             del self._headers[tensor]
         packed = dict(self._find_packed())
-        self._packed = {
-            slot: names for slot, (_, names) in packed.items()
-        }  # the tensors of quantized weights
+        # The tensors of quantized weights.
+        self._packed = {slot: names for slot, (_, names) in packed.items()}
         self._packings = {slot: each for slot, (each, _) in packed.items()}
         self._check(folder)
         read = self._shapes if own is None else own
