@@ -162,7 +162,8 @@ class OpenChats:
             self.services.changed(conversation)
         if now.messages != chat.messages:
             chat.messages, chat.earlier = now.messages, now.earlier
-            conversation.show_messages()
+            if conversation.view is not None:
+                conversation.view.show_messages()
 
     def _take_away(self, conversation: Conversation) -> None:
         """Remove the chat; replace the last one with a new chat."""
