@@ -245,7 +245,7 @@ def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
     if rng.random() < 0.02:
         text = text.upper()
     text = slip(rng, text) if rng.random() < slips else text
-    return pictured(rng, text) if slips >= TEXTED_FROM and rng.random() < 0.03 else text
+    return pictured(rng, text) if slips >= TEXTED_FROM and rng.random() < 0.08 else text
 
 
 def slip(rng: Random, text: str) -> str:

@@ -269,6 +269,7 @@ def test_a_step_that_is_launched_while_its_blocks_arrive_gives_the_same_reply(
         llama, device="cuda", kv_scheme=kv, blocks=16, host_blocks=64, preemption="swap", prefix_cache=True
     )
     engine.set_switch("graphs", graphs)
+    pinned(engine)
     slow_copies(engine)
     replies = [resumed(engine) for _ in range(4)]
     assert any(followed), "no step was launched while its blocks arrived"
@@ -281,6 +282,7 @@ def test_a_step_that_waits_by_layer_has_its_graph_after_the_warm_up(
 ) -> None:
     monkeypatch.setattr(cache_blocks, "LEAST_RUN", 1)
     engine = engine_on(llama, device="cuda", blocks=16, host_blocks=64, preemption="swap", prefix_cache=True)
+    pinned(engine)
     warm_up = WarmUp(engine, engine.runner.graph_sizes)
     while not warm_up.over:
         warm_up.step()
@@ -303,6 +305,13 @@ def waits_by_layer(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(Arrivals, "awaited", watched)
     return found
+
+
+def pinned(engine: Engine) -> None:
+    """Wait for the host memory: blocks that are forgotten before it is there are computed again."""
+    assert isinstance(engine.runner, ModelRunner)
+    store = engine.runner.store
+    assert store.host_ready(least=store.host_blocks) == store.host_blocks
 
 
 def slow_copies(engine: Engine) -> None:
