@@ -268,7 +268,7 @@ def _add_down(command: argparse.ArgumentParser) -> None:
     command.add_argument("--now", action="store_true", help="do not wait for running replies")
 
 
-def _add_ps(command: argparse.ArgumentParser) -> None:
+def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -297,10 +297,6 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     group.add_argument("--plot", metavar="FILE.svg", help="also save the plots as an SVG")
 
 
-def _add_doctor(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
 def _add_tour(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
@@ -308,10 +304,6 @@ def _add_tour(command: argparse.ArgumentParser) -> None:
 def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", type=given, metavar="NAME", help="such as Qwen/Qwen3-0.6B")
     command.add_argument("--json", action="store_true", help="report progress and errors as lines of JSON")
-
-
-def _add_locate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_completions(command: argparse.ArgumentParser) -> None:
@@ -329,17 +321,17 @@ _ADD = {
     "generate": _add_generate,
     "tour": _add_tour,
     "fetch": _add_fetch,
-    "locate": _add_locate,
+    "locate": _add_json,
     "serve": _add_serve,
     "rank": _add_rank,
     "attach": _add_attach,
     "up": _add_up,
     "down": _add_down,
-    "ps": _add_ps,
+    "ps": _add_json,
     "cache": _add_cache,
     "quality": _add_quality,
     "bench": add_bench,
-    "doctor": _add_doctor,
+    "doctor": _add_json,
     "completions": _add_completions,
 }
 _HELP = ("-h", "--help", "--version")

@@ -63,7 +63,7 @@ FIELDS: dict[type[Command[Any]], dict[str, st.SearchStrategy[Any]]] = {
 COMMANDS = [
     each
     for _, each in sorted(vars(commands).items())
-    if isinstance(each, type) and issubclass(each, Command) and each is not Command
+    if isinstance(each, type) and issubclass(each, Command) and hasattr(each, "verb")
 ]
 ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, EngineError)]
 JSON = st.recursive(
