@@ -57,7 +57,7 @@ class BatchBuilder:
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
         """`last_ids[slot]` is the token a slot sampled last; it may not have reached the host yet."""
         slots, host_contexts = rows.slots, rows.contexts.astype(np.int32)
-        cells = self._cells(rows, len(ids), single)
+        cells = self._cells(rows, slots, len(ids), single)
         grid, *others = self._tables.grids
         host_tables = grid[slots, : -(-int(host_contexts.max()) // self._block_size)]
 
@@ -101,13 +101,13 @@ class BatchBuilder:
             adapters = self._adapters.of_step(rows.adapters, rows.lengths, send)
         return PackedBatch(batch, ends=None if every else more[0], slots=sampling, adapters=adapters)
 
-    def _cells(self, rows: Rows, tokens: int, single: int) -> _TokenCells:
-        slots, firsts, counts, many = rows.slots, rows.starts, rows.lengths, len(rows)
+    def _cells(self, rows: Rows, slots: np.ndarray, tokens: int, single: int) -> _TokenCells:
+        firsts, many = rows.starts, len(slots)
         if single == many < len(self._ones):
             starts, positions = self._ones[: many + 1], firsts
             cells = firsts - rows.skipped if rows.rare else firsts
         else:
-            starts = np.zeros(many + 1, np.int32)
+            starts, counts = np.zeros(many + 1, np.int32), rows.lengths
             np.cumsum(counts, out=starts[1:])
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(tokens)
             slots = np.repeat(slots, counts)
