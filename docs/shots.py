@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
-from minichat.app import MinichatApp, Start
+from minichat.app import MinichatApp
 from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.clients.local import LocalBackend
@@ -24,6 +24,7 @@ from minichat.features.tour.pages import BLOCKS
 from minichat.settings import load
 from minichat.shell.paths import locate
 from minichat.shell.terminal import Terminal
+from minichat.start import Start
 from minichat.ui.picture import picture
 
 PICTURES = Path(__file__).parent / "pictures"

@@ -126,16 +126,16 @@ def _assembled(
     sums, link = (team.sums, team.link) if team is not None else (None, None)
     phase("loading the weights")
     loaded = load_share(config, place, sums, progress, stage=config.pp - 1)
-    config, model, room = loaded.config, loaded.model, loaded.budget
-    device, vocab, scheme = room.device, model.config.vocab, config.kv_scheme
+    config, model = loaded.config, loaded.model
     bare = config.dummy_weights and not has_tokenizer(place.folder)
     tokenizer = _placeholder_tokenizer(model) if bare else loading.result()
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
     phase("allocating the cache")
     if team is not None:
-        room = team.agree(room, stop_ids)
-    built = build_runner(replace(loaded, budget=room), stop_ids, below, link=link)
-    runner, fit = built.runner, room.fit(scheme)
+        loaded = replace(loaded, budget=team.agree(loaded.budget, stop_ids))
+    room = loaded.budget
+    built = build_runner(loaded, stop_ids, below, link=link)
+    runner, fit = built.runner, room.fit(config.kv_scheme)
     if team is not None:
         team.wait_until_ready(fit.blocks, *built.tables)
         ranked = RankedRunner(runner, team) if link is None else PipelinedRunner(runner, team, link)
@@ -145,36 +145,17 @@ def _assembled(
     scheduler = _scheduler(config, room, policy, built, bus)
     scheduler.speculator.most |= loaded.draft_models.most
     if hashed is not None:
-        kinds = device.type, loaded.attention.name, str(room.dtype)
-        settings = *kinds, config.block_size, room.specs, room.groups.layers
-        identity = model_identity(hashed.result(), model, *settings, config.tp, config.pp)
-        scheduler.kv.identify(identity, config.quantization)
+        scheduler.kv.identify(_identity(hashed.result(), loaded), config.quantization)
     engine = Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        limits=Limits(
-            context=fit.context,
-            vocab=vocab,
-            waiting=config.max_waiting,
-            stop_ids=stop_ids,
-            speculation=("ngram", "suffix", *built.drafters),
-            windowed=config.forgets,
-            longest=room.longest,
-            chosen=config.max_context is not None,
-        ),
-        info=EngineInfo(
-            model=place.name,
-            dtype=_name(room.dtype),
-            device=_device_name(device),
-            attention=loaded.attention.name,
-            policy=policy.name,
-            kv_dtype=_name(room.dtype),
-        ),
+        limits=_limits(loaded, built, fit.context, stop_ids),
+        info=_info(place, loaded, policy),
         bus=bus,
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         first_request=config.first_request,
-        grammars=None if bare else Grammars(tokenizer, vocab, stop_ids),
+        grammars=None if bare else Grammars(tokenizer, model.config.vocab, stop_ids),
         ranks=ALONE if team is None else team,
     )
     for name, path in map(AdapterPlace.parse, config.adapters):
@@ -271,7 +252,7 @@ def build_runner(
             model=model,
             store=store,
             drafters=drafters,
-            room=room,
+            budget=room,
             attention=loaded.attention,
             slots=slots,
             width=width,
@@ -369,6 +350,34 @@ def _scheduler(
     return scheduler
 
 
+def _identity(files: bytes, loaded: LoadedModel) -> bytes:
+    """What the contents of blocks depend on, apart from the two schemes. `files`: the hash of the model's."""
+    config, room = loaded.config, loaded.budget
+    kinds = room.device.type, loaded.attention.name, str(room.dtype)
+    settings = *kinds, config.block_size, room.specs, room.groups.layers
+    return model_identity(files, loaded.model, *settings, config.tp, config.pp)
+
+
+def _limits(loaded: LoadedModel, built: BuiltRunner, context: int, stop_ids: frozenset[int]) -> Limits:
+    config = loaded.config
+    return Limits(
+        context=context,
+        vocab=loaded.model.config.vocab,
+        waiting=config.max_waiting,
+        stop_ids=stop_ids,
+        speculation=("ngram", "suffix", *built.drafters),
+        windowed=config.forgets,
+        longest=loaded.budget.longest,
+        chosen=config.max_context is not None,
+    )
+
+
+def _info(place: ModelPlace, loaded: LoadedModel, policy: Policy) -> EngineInfo:
+    room = loaded.budget
+    dtype, device = str(room.dtype).removeprefix("torch."), _device_name(room.device)
+    return EngineInfo(place.name, dtype, device, loaded.attention.name, policy.name, kv_dtype=dtype)
+
+
 def _use_threads(config: EngineConfig, weights: int) -> None:
     """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
     and loses a lot on a busy machine. The next model in this process may be large. Ranks share the cores.
@@ -379,10 +388,6 @@ def _use_threads(config: EngineConfig, weights: int) -> None:
 
 def _stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in shards(folder))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _device_name(device: torch.device) -> str:

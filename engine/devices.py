@@ -16,7 +16,7 @@ from engine.timeline import timed
 log = logging.getLogger("minichat.engine")
 
 _COLUMNS = 1024  # of the first products
-_ROWS = (512, 64, 1024, 4096)  # theirs; libraries have a kernel of its own for each kind of shape
+_ROWS = (512, 64, 1024, 4096)  # of the first products; libraries have a kernel for each kind of shape
 _COPIES = 3  # timed copies; the fastest counts
 
 
@@ -40,16 +40,16 @@ def pick(name: str) -> torch.device:
 
 
 def use(device: torch.device) -> None:
-    """Make a GPU the calling thread's own: Triton launches on that, wherever the tensors are."""
+    """Make a GPU the current one of the calling thread: Triton launches there, whatever holds the tensors."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def begin_products(device: torch.device) -> Callable[[], None]:
-    """Have libraries load the kernels of most prompts on another thread; nothing without a GPU.
+    """Load the library kernels that most prompts need, on another thread. Does nothing without a GPU.
 
-    Returns what waits for it. Otherwise the first prompts would load them one after another. torch keeps
-    cuBLAS's handle for the next thread.
+    Returns a function that waits for it. Otherwise the first prompts would load them one after another. torch
+    keeps cuBLAS's handle for the next thread.
     """
     if device.type != "cuda":
         return lambda: None

@@ -21,7 +21,7 @@ _TURN = 0.0005  # seconds
 _HALF = 5e-7  # seconds, half of Python's unit for intervals, to which it rounds down
 _gate = threading.Lock()
 _usual: list[float] = []  # the interval before, once for each thread that is inside
-_prepared: dict[str, threading.Event] = {}  # by device: set once its thread imports nothing any more
+_prepared: dict[str, threading.Event] = {}  # by device: set once its thread has imported everything
 _preparing: list[threading.Thread] = []
 
 
@@ -45,7 +45,7 @@ def prepare_gpu(device: str, pinned: int = 0) -> Callable[[], None]:
 
     `pinned`: bytes of host memory to pin for blocks (engine/kv/pinned.py).
 
-    Returns what waits until that thread imports nothing any more. Call it before something else imports
+    Returns a function that waits for the imports of that thread. Call it before something else imports
     Triton: two threads that import its modules in different orders can find one that is not complete.
     """
     if device == "cpu":

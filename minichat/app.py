@@ -25,14 +25,12 @@ from textual.widget import Widget
 
 from engine.api.errors import EngineError
 from engine.api.events import Died, Event, Restarted, Restarting
-from engine.api.snapshot import Snapshot
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.clients.protocol import Backend, LinkBack, LinkLost
 from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
 from minichat.notices import Notices
@@ -49,7 +47,7 @@ from minichat.shell.keys import Keys
 from minichat.shell.output import TerminalDriver
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
-from minichat.start import Start as Start
+from minichat.start import Start
 from minichat.ui.css.stylesheet import CachedStylesheet
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.error_boundary import ErrorBoundary, on_removed
@@ -111,7 +109,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._load_css(found)
         self.poller = SnapshotPoller(
             backend,
-            self._show,
+            self.main.show_snapshot,
             lambda: self.lifecycle.alive,
             rates.ssh_monitor if ssh else rates.monitor,
             self.main.engine.show_late,
@@ -202,10 +200,7 @@ class MinichatApp(Notices, inherit_bindings=False):
 
     async def _look(self) -> None:
         """Show one more snapshot: nothing runs, so nothing is polled."""
-        self._show(await self.backend.snapshot())
-
-    def _show(self, snapshot: Snapshot) -> None:
-        self.main.show_snapshot(snapshot)
+        self.main.show_snapshot(await self.backend.snapshot())
 
     def _took(self, conversation: Conversation, request: int, role: str = "") -> None:
         self.main.took(conversation, request, role)

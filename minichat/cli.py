@@ -113,7 +113,13 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
     add_model(command)
-    group = command.add_argument_group("listening")
+    _add_listening(command.add_argument_group("listening"))
+    _add_access(command.add_argument_group("access and limits"))
+    _add_machines(command.add_argument_group("several engines, several machines"))
+    _add_serving(command.add_argument_group("serving"))
+
+
+def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
     )
@@ -125,7 +131,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls-cert", type=given, metavar="FILE", help="a PEM certificate")
     group.add_argument("--tls-key", type=given, metavar="FILE", help="the certificate's key")
-    group = command.add_argument_group("access and limits")
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-file", type=given, metavar="FILE", help="one key per line (default: a new key)"
     )
@@ -163,7 +171,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-body", type=whole, default=8, metavar="MIB", help="maximum request body (default: 8 MiB)"
     )
-    group = command.add_argument_group("several engines, several machines")
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
     add_replicas(group)
     group.add_argument(
         "--meet",
@@ -172,7 +182,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         help="the other ranks of --tp or --pp run on other machines: they connect to this address with "
         "`minichat rank`, and the file has a secret that they must have, too",
     )
-    group = command.add_argument_group("serving")
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no-warm",
         action="store_true",
@@ -256,7 +268,7 @@ def _add_down(command: argparse.ArgumentParser) -> None:
     command.add_argument("--now", action="store_true", help="do not wait for running replies")
 
 
-def _add_ps(command: argparse.ArgumentParser) -> None:
+def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -285,10 +297,6 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     group.add_argument("--plot", metavar="FILE.svg", help="also save the plots as an SVG")
 
 
-def _add_doctor(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
 def _add_tour(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
@@ -296,10 +304,6 @@ def _add_tour(command: argparse.ArgumentParser) -> None:
 def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", type=given, metavar="NAME", help="such as Qwen/Qwen3-0.6B")
     command.add_argument("--json", action="store_true", help="report progress and errors as lines of JSON")
-
-
-def _add_locate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_completions(command: argparse.ArgumentParser) -> None:
@@ -317,17 +321,17 @@ _ADD = {
     "generate": _add_generate,
     "tour": _add_tour,
     "fetch": _add_fetch,
-    "locate": _add_locate,
+    "locate": _add_json,
     "serve": _add_serve,
     "rank": _add_rank,
     "attach": _add_attach,
     "up": _add_up,
     "down": _add_down,
-    "ps": _add_ps,
+    "ps": _add_json,
     "cache": _add_cache,
     "quality": _add_quality,
     "bench": add_bench,
-    "doctor": _add_doctor,
+    "doctor": _add_json,
     "completions": _add_completions,
 }
 _HELP = ("-h", "--help", "--version")

@@ -147,8 +147,8 @@ class Mute(ModelRunner):
 class Graphed(ModelRunner):
     """A runner whose decode steps take the path of CUDA graphs, with launches that compute nothing."""
 
-    def _on_store(self) -> None:
-        super()._on_store()
+    def _use_store(self) -> None:
+        super()._use_store()
         self._steps = DecodeSteps(
             HollowStage(),
             tables=self._tables,

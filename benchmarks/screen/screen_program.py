@@ -9,10 +9,9 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from benchmarks.screen.sink import Stretches
 from engine.api.snapshot import Snapshot
@@ -54,19 +53,16 @@ class Diary:
 
 def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
     """Run the real program with a log."""
-    from minichat.app import MinichatApp
     from minichat.cli import main
-    from minichat.models.lifecycle import EngineLifecycle
+    from minichat.ui.main import MainScreen
 
-    def watched(method: Callable[[Any, Snapshot], None]) -> Any:
-        def call(self: Any, snapshot: Snapshot) -> None:
-            method(self, snapshot)
-            diary.write(snapshot)
+    show = MainScreen.show_snapshot
 
-        return call
+    def watched(self: MainScreen, snapshot: Snapshot) -> None:
+        show(self, snapshot)
+        diary.write(snapshot)
 
-    EngineLifecycle._started = watched(EngineLifecycle._started)  # type: ignore[method-assign]
-    MinichatApp._show = watched(MinichatApp._show)  # type: ignore[method-assign]
+    MainScreen.show_snapshot = watched  # type: ignore[method-assign]
     with stretches.watched():
         return main(words)
 

@@ -284,7 +284,7 @@ class ReportBlocks(Command[BlockNaming]):
 
 @dataclass(frozen=True, slots=True)
 class DrainReplica(Command[None]):
-    """Send a replica of a fleet no more prompts. When its requests have ended, it is started anew.
+    """Stop sending prompts to a replica of a fleet. When its requests have ended, it is restarted.
 
     `stop`: it stays stopped instead, until `StartReplica`. Events report when.
     """
@@ -353,11 +353,6 @@ def known_command(verb: str, sender: Sender) -> type[Command[Any]]:
     if kind is None or kind.sender < sender:
         raise UnknownCommand(f"there is no command {verb[:100]!r}", field="command", value=verb)
     return kind
-
-
-def commands_for(sender: Sender) -> list[type[Command[Any]]]:
-    """The commands that this sender may send, sorted by name."""
-    return [kind for _, kind in sorted(_registry.items()) if kind.sender >= sender]
 
 
 def encode_result(kind: type[Command[Any]], result: Any) -> Any:

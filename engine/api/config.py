@@ -48,13 +48,9 @@ class EngineConfig:
     max_slowdown: float | None = None  # of a step by prompts beside its decodes; None: any
     block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
     blocks: int | None = None  # None: computed from free memory
-    kv_host: float | None = (
-        None  # GB of host memory for blocks; None: on a GPU as for `blocks`, at most 2 GiB
-    )
+    kv_host: float | None = None  # GB of host memory for blocks; None: up to 2 GiB on a GPU, else 0
     host_blocks: int | None = None  # the same as a number of blocks
-    kv_disk: str | None = (
-        None  # DIR:GB, where and how many blocks are kept after their requests; None: nowhere
-    )
+    kv_disk: str | None = None  # DIR:GB, where blocks are kept after their requests; None: nowhere
     exchange: str | None = None  # PATH:SEGMENTS:OWN:GPUS, memory to send blocks through; None: none are sent
     kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
     kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
@@ -84,44 +80,58 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check values and their types, because they come from files, flags and other processes."""
+        self._check_names()
+        self._check_choices()
+        self._check_numbers()
+        self._check_combinations()
+
+    def _check_names(self) -> None:
         for name in ("model", "quantization", "device", "attention", "policy"):
             self._need(name, "a name", isinstance(getattr(self, name), str))
-        self._need("kv_disk", "DIR:GB", self.kv_disk is None or isinstance(self.kv_disk, str))
-        if self.kv_disk is not None:
-            DiskRoom.parse(self.kv_disk)
-        exchange = self.exchange
-        self._need("exchange", "PATH:SEGMENTS:OWN:GPUS", exchange is None or isinstance(exchange, str))
-        if self.exchange is not None:
-            ExchangePlace.parse(self.exchange)
+        for name, form, parse in (
+            ("kv_disk", "DIR:GB", DiskRoom.parse),
+            ("exchange", "PATH:SEGMENTS:OWN:GPUS", ExchangePlace.parse),
+            ("meet", "HOST:PORT:FILE", MeetingPlace.parse),
+        ):
+            if (value := getattr(self, name)) is not None:
+                self._need(name, form, isinstance(value, str))
+                parse(value)
         found: object = self.adapters
         listed = isinstance(found, tuple) and all(isinstance(each, str) for each in found)
         self._need("adapters", "a tuple of NAME=PATH", listed)
         for each in self.adapters:
             AdapterPlace.parse(each)
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
+
+    def _check_choices(self) -> None:
         for name in ("dummy_weights", "prefix_cache", "chunked_prefill", "warm"):
             self._need(name, "True or False", isinstance(getattr(self, name), bool))
         for name, choices in _CHOICES.items():
             *most, last = map(str, choices)
             self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
+        self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
+
+    def _check_numbers(self) -> None:
         self._need("latency_target", "seconds, 0 or more", is_amount(self.latency_target))
         slowdown = self.max_slowdown
         self._need("max_slowdown", "a factor of 1 or more", slowdown is None or is_factor(slowdown))
         self._need("kv_host", "gigabytes, 0 or more", self.kv_host is None or is_amount(self.kv_host))
-        self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
         for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
             self._need_whole(name, least)
         for name in ("threads", "max_step_tokens", "blocks", "max_context", "exit_layer"):
             self._need_whole(name, 1, optional=True)
         self._need_whole("host_blocks", 0, optional=True)
-        if None not in (self.kv_host, self.host_blocks):
-            raise BadInput("kv_host and host_blocks cannot be used together")
         self._need_whole("first_request", 0)
         self._need_whole("tp", 1)
         self._need_whole("pp", 1)
         self._need_whole("kv_window", self.block_size, optional=True)
         sinks = -(-self.kv_sinks // self.block_size)
         self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
+        self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
+
+    def _check_combinations(self) -> None:
+        if None not in (self.kv_host, self.host_blocks):
+            raise BadInput("kv_host and host_blocks cannot be used together")
         for other in ("kv_window", "kv_disk", "kv_host", "host_blocks"):
             if self.kv_budget is not None and getattr(self, other):
                 raise BadInput(f"kv_budget cannot be used with {other}; choose one of the two")
@@ -132,11 +142,8 @@ class EngineConfig:
             if self.ranks > 1 and getattr(self, other):
                 name = "pp" if self.pp > 1 else "tp"
                 raise BadInput(f"{other} cannot be used with {name} yet; run on one rank")
-        self._need("meet", "HOST:PORT:FILE", self.meet is None or isinstance(self.meet, str))
-        if self.meet is not None:
-            MeetingPlace.parse(self.meet)
-            if self.ranks == 1:
-                raise BadInput("meet needs tp or pp above 1")
+        if self.meet is not None and self.ranks == 1:
+            raise BadInput("meet needs tp or pp above 1")
         if self.drafts_itself and self.ranks > 1:
             raise BadInput(f"draft: {OWN_HEAD} runs in one process only; leave tp and pp at 1")
         if self.drafts_itself and self.forgets:
@@ -145,7 +152,6 @@ class EngineConfig:
             raise BadInput(
                 "exit_layer cannot be used with pp: the first layers and the head are on two stages"
             )
-        self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 
     @property
     def drafts_itself(self) -> bool:

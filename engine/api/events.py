@@ -273,7 +273,7 @@ class PromptSent(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChanged(Event):
-    """A replica of a fleet takes no more prompts, or takes them again. `error`: why it ended."""
+    """A replica of a fleet stopped taking prompts, or takes them again. `error`: why it ended."""
 
     replica: int
     state: str  # "ready", "draining", "stopped", "restarting" or "dead"

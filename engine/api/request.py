@@ -142,7 +142,7 @@ class Request:
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, or loaded from a tier
     offer: TierOffer | None = None  # of a tier, when it was admitted
     since: float = 0.0  # while its blocks load: when that began
-    waited: float = 0.0  # seconds for blocks that did not arrive in time; then it loads no more
+    waited: float = 0.0  # seconds for blocks that did not arrive in time; it loads none after that
     saved: float = 0.0  # at least so many seconds, by loading blocks
     scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 

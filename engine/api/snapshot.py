@@ -275,7 +275,7 @@ class ReplicaView(NamedTuple):
     blocks: int
     in_use: int
     cached: int
-    queue: int = 0  # prompt tokens that are to be computed before a new prompt starts
+    queue: int = 0  # prompt tokens to compute before a new prompt starts
 
 
 @dataclass(frozen=True, slots=True)

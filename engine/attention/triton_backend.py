@@ -92,7 +92,7 @@ class TritonMetadata:
         return {"starts": self.batch.starts, "contexts": self.batch.contexts}
 
     def expansion(self, spec: LayerSpec, up: LatentProjections) -> Expansion | None:
-        """For prompts over latents, if they are to read keys and values."""
+        """For prompts over latents, if they read keys and values."""
         if spec not in self._expands:
             self._expands[spec] = expands(self.batch, spec, up, widest=WIDEST)
         if self._expands[spec] and self._expansion is None:

@@ -140,7 +140,7 @@ class SharedMemoryCollective:
             yield slice(at, at + len(piece)), list(places)
 
     def _meet(self) -> None:
-        """Report this rank's part, and wait until all others have reported theirs."""
+        """Report this rank's part, and wait until all other ranks have reported."""
         for fd in self._wires.wake:
             if fd >= 0:
                 try:

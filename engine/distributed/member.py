@@ -16,7 +16,7 @@ from engine.distributed.ring import RingEnds
 from engine.host.launching import child_environment
 
 ENDS = 2.0  # seconds a process has to exit after its connections close
-_TAIL = 2000  # bytes of its log in ours
+_TAIL = 2000  # bytes of its log that are copied to this process's log
 
 
 class RankProcess(Protocol):

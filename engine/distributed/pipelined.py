@@ -45,9 +45,7 @@ class PipelinedRunner(RankedRunner):
     def __init__(self, own: ModelRunner, team: Team, link: PipelineLink) -> None:
         super().__init__(own, team)
         self._link, self._at_once = link, own.device.type == "cuda"
-        self._calls: deque[tuple[bool, Callable[[], None]]] = (
-            deque()
-        )  # to make: whether a step's, and the call
+        self._calls = deque[tuple[bool, Callable[[], None]]]()  # to make: whether for a step, and the call
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}  # of steps in flight, by rank
         self._in_flight, self._since = 0, 0.0  # steps, and the time up to which bubbles are accounted for
         self._busy = [0.0] * team.ranks  # seconds that each rank has worked

@@ -33,11 +33,6 @@ def stage_of(rank: int, config: EngineConfig) -> int:
     return config.pp - 1 - rank // config.tp
 
 
-def stage_name(stage: int, config: EngineConfig) -> str:
-    """What error messages call a stage."""
-    return f"stage {stage + 1} of {config.pp}"
-
-
 def near_stages(rank: int, config: EngineConfig, device: torch.device, meeting: int) -> Any:
     """The group of stages on one machine. `meeting`: the descriptor of a file in which they find each other.
     It must stay open as long as the group.

@@ -67,7 +67,7 @@ def gpus_of_ranks(config: EngineConfig) -> list[list[Gpu]]:
     if problem := why_not(config, device):
         raise BadInput(f"{'tp' if config.pp == 1 else 'pp'}: {problem}")
     if config.meet is not None:
-        return []  # the others choose theirs
+        return []  # each of the others chooses its own
     gpus = visible_gpus()
     return [gpus_of_rank(rank, device.index or 0, gpus) for rank in range(config.ranks)]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,16 @@ class PackedBatch:
         return decoder.forward(ids, positions, attend, adapters=self.adapters, stream=self.stream)
 
 
+class _TokenCells(NamedTuple):
+    """Where each token of a step is cached."""
+
+    starts: np.ndarray  # [rows + 1] int32: where each row's tokens begin
+    positions: np.ndarray  # of the tokens in their requests
+    slots: np.ndarray  # of their requests
+    blocks: np.ndarray  # indices in their requests' rows of the block tables
+    offsets: np.ndarray  # in these blocks
+
+
 class BatchBuilder:
     """Packs rows, using the runner's block tables."""
 
@@ -46,77 +56,75 @@ class BatchBuilder:
 
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
         """`last_ids[slot]` is the token a slot sampled last; it may not have reached the host yet."""
-        slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.contexts
-        many = len(slots)
-        plain = single == many
-        if plain and many < len(self._ones):
-            starts, positions, token_slots = self._ones[: many + 1], firsts, slots
-            cells = firsts - rows.skipped if rows.rare else firsts
-        else:
-            starts = np.zeros(many + 1, np.int32)
-            np.cumsum(counts, out=starts[1:])
-            positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
-            token_slots = np.repeat(slots, counts)
-            cells = positions - np.repeat(rows.skipped, counts)
+        slots, host_contexts = rows.slots, rows.contexts.astype(np.int32)
+        cells = self._cells(rows, slots, len(ids), single)
         grid, *others = self._tables.grids
-        blocks, offsets = np.divmod(cells, self._block_size)
-        places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
-        widest = -(-int(contexts.max()) // self._block_size)
-        tables = grid[slots, :widest]
-        contexts = contexts.astype(np.int32)
+        host_tables = grid[slots, : -(-int(host_contexts.max()) // self._block_size)]
 
         (pending,) = (ids[:single] == LAST).nonzero()
-        every = plain and rows.sampling is rows
-        arrays = [ids, positions, places, starts, contexts, tables]
+        every = single == len(slots) and rows.sampling is rows
+        all_pending = every and len(pending) == len(slots)
+        if len(pending) and not all_pending:
+            ids = ids.copy()  # on a CPU the tensor shares the array's memory
+        arrays = [ids, cells.positions, self._places(grid, cells), cells.starts, host_contexts, host_tables]
         if every:
             arrays.append(slots)
         else:
             samples = rows.samples
-            arrays += [slots[samples], starts[1:][samples].astype(np.int64) - 1]
-        all_pending = every and len(pending) == many
+            arrays += [slots[samples], cells.starts[1:][samples].astype(np.int64) - 1]
         if len(pending) and not all_pending:
-            arrays[0] = ids.copy()  # on a CPU the tensor shares the array's memory
             arrays += [pending, slots[pending]]
-        sent = upload(arrays, self._device)
+        tokens, positions, places, starts, contexts, tables, sampling, *more = upload(arrays, self._device)
         if all_pending:
-            sent[0] = last_ids[sent[6]]
+            tokens = last_ids[sampling]
         elif len(pending):
-            sent[0][sent[-2]] = last_ids[sent[-1]]
+            at, from_slots = more[-2:]
+            tokens[at] = last_ids[from_slots]
         batch = Batch(
-            ids=sent[0],
-            positions=sent[1],
-            places=sent[2],
-            starts=sent[3],
-            contexts=sent[4],
-            tables=sent[5],
+            ids=tokens,
+            positions=positions,
+            places=places,
+            starts=starts,
+            contexts=contexts,
+            tables=tables,
             single=single,
             block_size=self._block_size,
-            host_starts=starts,
-            host_contexts=contexts,
-            host_tables=tables,
+            host_starts=cells.starts,
+            host_contexts=host_contexts,
+            host_tables=host_tables,
         )
         if others:
-            where = token_slots, blocks, offsets, slots
-            batch.others = tuple(self._others(batch, others, *where))
+            batch.others = tuple(self._others(batch, others, cells, slots))
         adapters = None
         if rows.rare:
-            adapters = self._adapters.of_step(rows.adapters, counts, partial(upload, device=self._device))
-        return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6], adapters=adapters)
+            send = partial(upload, device=self._device)
+            adapters = self._adapters.of_step(rows.adapters, rows.lengths, send)
+        return PackedBatch(batch, ends=None if every else more[0], slots=sampling, adapters=adapters)
+
+    def _cells(self, rows: Rows, slots: np.ndarray, tokens: int, single: int) -> _TokenCells:
+        firsts, many = rows.starts, len(slots)
+        if single == many < len(self._ones):
+            starts, positions = self._ones[: many + 1], firsts
+            cells = firsts - rows.skipped if rows.rare else firsts
+        else:
+            starts, counts = np.zeros(many + 1, np.int32), rows.lengths
+            np.cumsum(counts, out=starts[1:])
+            positions = np.repeat(firsts - starts[:-1], counts) + np.arange(tokens)
+            slots = np.repeat(slots, counts)
+            cells = positions - np.repeat(rows.skipped, counts)
+        return _TokenCells(starts, positions, slots, *np.divmod(cells, self._block_size))
+
+    def _places(self, grid: np.ndarray, cells: _TokenCells) -> np.ndarray:
+        blocks: np.ndarray = grid[cells.slots, cells.blocks].astype(np.int64)
+        return blocks * self._block_size + cells.offsets
 
     def _others(
-        self,
-        batch: Batch,
-        grids: Sequence[np.ndarray],
-        token_slots: np.ndarray,
-        blocks: np.ndarray,
-        offsets: np.ndarray,
-        slots: np.ndarray,
+        self, batch: Batch, grids: Sequence[np.ndarray], cells: _TokenCells, slots: np.ndarray
     ) -> Iterator[Batch]:
         """The same step in the blocks of the other groups of layers."""
         widest, arrays = batch.host_tables.shape[1], list[np.ndarray]()
         for grid in grids:
-            places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
-            arrays += [places, grid[slots, :widest]]
+            arrays += [self._places(grid, cells), grid[slots, :widest]]
         sent = upload(arrays, self._device)
         for at in range(0, len(arrays), 2):
             yield replace(batch, places=sent[at], tables=sent[at + 1], host_tables=arrays[at + 1])

@@ -71,7 +71,7 @@ def swap(
 ) -> None:
     """Copy blocks to host memory (`out`), or from there or another GPU, by the GPU's copy engine: unlike a
     kernel, it takes next to nothing from the steps. Blocks are gathered on the device, so that those that are
-    neighbors in the other memory are one copy; all layers of a block lie together there.
+    neighbors in the other memory are one copy; all layers of a block are contiguous there.
     """
     inner, outer = (sources, targets) if out else (targets, sources)
     rows = _rows(outer)
@@ -92,7 +92,7 @@ def swap(
 
 
 class PlainStaging:
-    """The reference of the GPU's."""
+    """Copies blocks with plain torch, as a reference for the GPU's staging kernels."""
 
     def __init__(self, tensors: Sequence[Tensor], rows: Tensor, blocks: Sequence[int], *, out: bool) -> None:
         self._sides, self._blocks, self._out = (tensors, _like(tensors, rows)), blocks, out
@@ -107,16 +107,16 @@ class PlainStaging:
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:
-    """The memory that these tensors divide among themselves: [blocks, bytes per block]."""
+    """The memory behind all of these tensors: [blocks, bytes per block]."""
     first = tensors[0]
-    assert _in_rows(tensors), "the layers of a block do not lie together"
+    assert _in_rows(tensors), "the layers of a block are not contiguous"
     size = first.stride(0) * first.element_size()
     whole = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
     return whole.as_strided((len(first), size), (size, 1), first.storage_offset() * first.element_size())
 
 
 def _in_rows(tensors: Sequence[Tensor]) -> bool:
-    """Whether all layers of a block lie together, as they do in any memory but the cache's own."""
+    """Whether all layers of a block are contiguous, as in any memory other than the cache's own."""
     return tensors[0].stride(0) * tensors[0].element_size() == sum(each[0].nbytes for each in tensors)
 
 

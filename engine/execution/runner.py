@@ -66,23 +66,22 @@ class ModelRunner:
         stop_ids: frozenset[int],
         device: torch.device,
         drafters: Mapping[str, Drafter] | None = None,
-        room: CacheBudget | None = None,
+        budget: CacheBudget | None = None,
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
         shared: bool = False,
         link: StageLink | None = None,
     ) -> None:
-        """`slots` rows of at most `width` blocks. `shared`: other ranks run them, too. `link`: to others."""
+        """`slots` rows of at most `width` blocks. `shared`: with other ranks. `link`: to other stages."""
         # A rank cannot repeat a step alone, and a step that has changed states cannot be repeated.
         self._tries = 1 if shared or store.keeps_state else 2
         self.model, self.store, self.weights, self.attention = model, store, weights, attention
-        self.device, self._budget, self._scores = device, room, NO_SCORES
+        self.device, self._budget, self._scores = device, budget, NO_SCORES
         self._tables, self._block_size = TableMirror(slots, width, len(store.groups)), block_size
         self.adapters, self._ends = AdapterBank(model, device), StageEnds(link)
         self._batches = BatchBuilder(self._tables, block_size, device, self.adapters)
-        self._sampling_state = SamplingState(
-            slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
-        )
+        vocab = model.config.vocab
+        self._sampling_state = SamplingState(slots=slots, vocab=vocab, stop_ids=stop_ids, device=device)
         self._drafts = StepDrafts(drafters or {}, self._batches, self._sampling_state, slots)
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
@@ -92,12 +91,12 @@ class ModelRunner:
         self.arrivals = Arrivals(store.memory) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
-        self._on_store()
+        self._use_store()
 
-    def _on_store(self) -> None:
+    def _use_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        given = self.model, self.store, self.attention, self.adapters, self._drafts.states
-        stage = stage_on(self.device, *given)
+        used = self.model, self.store, self.attention, self.adapters, self._drafts.states
+        stage = stage_on(self.device, *used)
         self.use_stages(stage, stage if recordable(self.model) else None)
         self._memory = MemoryMeter(self.model, self.store, self.device)
         self._drafts.serve(self.store)
@@ -106,12 +105,14 @@ class ModelRunner:
             each.mover = mover_on(self.device, arrivals=self.arrivals)
 
     def use_stages(self, stage: "GpuStage | None", decode: Stage | None) -> None:
-        """Set what launches all kernels, and those of decode steps from staging buffers. None: torch."""
+        """Set what launches kernels: of any step, and of decode steps in graphs. None: plain torch runs."""
         self._stage, self._compiler, self._steps = stage, StepCompiler(), None
         if decode is not None:
             tables, size, last_ids = self._tables, self._block_size, self._sampling_state.last_ids
-            steps = partial(DecodeSteps, decode, self._ends, observed=most_observed(self._budget, tables))
-            self._steps = steps(tables=tables, block_size=size, last_ids=last_ids)
+            observed = most_observed(self._budget, tables)
+            self._steps = DecodeSteps(
+                decode, self._ends, tables=tables, block_size=size, last_ids=last_ids, observed=observed
+            )
         if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
 
@@ -130,11 +131,11 @@ class ModelRunner:
         eager = [kind for kind in kinds if kind.prompt and not kind.pieces]
         for piece, inputs in (example(kind, vocab, samples=samples) for kind in eager):
             launches[kind_of(piece, inputs)] = partial(self._launch_kernels, self._pack(piece), inputs)
-        found = [self._stage and self._compiler.start(self._stage, launches)]
+        begun = [self._stage and self._compiler.start(self._stage, launches)]
         if self._replayed is not None:
             others = [kind for kind in kinds if kind not in eager]
-            found += self._replayed.start_compiling(others, self.arrivals.waiting)
-        return [each for each in found if each]
+            begun += self._replayed.start_compiling(others, self.arrivals.waiting)
+        return [each for each in begun if each]
 
     @torch.inference_mode()
     def capture(self, kinds: Sequence[StepKind]) -> None:
@@ -161,8 +162,7 @@ class ModelRunner:
     def _use_scheme(self, weights: Weights, scheme: str) -> None:
         """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
         freed_bytes = weights.settle(scheme)
-        if self._budget is not None:
-            self._budget = self._budget.with_more(freed_bytes)
+        self._budget = self._budget and self._budget.with_more(freed_bytes)
         self.products_changed(recordable=weights.scheme.graphs)
         give_back(self.device)  # for the KV cache, and for other processes
 
@@ -195,7 +195,7 @@ class ModelRunner:
             self._budget.rebuild(self.store, scheme)
         finally:
             self._transfers.reset()
-            self._on_store()
+            self._use_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
         problem_of = partial(why_no_kv_scheme, self.attention, self.store.specs)

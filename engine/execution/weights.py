@@ -14,8 +14,9 @@ from engine.execution.protocol import WeightsPlan
 from engine.later import without_data
 from engine.main_memory import trim_heap
 from engine.models.base import ForeignProducts, LanguageModel
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, block
 from engine.quant.base import Scheme
+from engine.quant.linear import Linear
 from engine.quant.plain import has_copy
 from engine.quant.registry import named, names, why_not
 

@@ -66,7 +66,7 @@ class Pace:
     gap: float | None = None  # between two tokens of a reply
 
     def brief(self, tokens: int) -> bool:
-        """Whether computing these tokens of a prompt delays replies by no more than a token takes."""
+        """Whether computing these tokens of a prompt delays replies by at most the time of a token."""
         each, gap = self.prompt_token, self.gap
         return each is not None and gap is not None and tokens * each <= gap
 
@@ -104,7 +104,7 @@ class ApartFleet(Fleet):
         self._closed()
 
     def _route(self, command: Submit, without: Collection[int]) -> Placement | None:
-        """Prompts without a reply go to the engines for prompts. Either kind stands in for the other."""
+        """Prompts without a reply go to the engines for prompts. Either kind can replace the other."""
         only_prompt = bool(command.params.pooling) or command.params.max_tokens in (0, 1)
         first = self._in_group(command, apart=only_prompt, without=without)
         return first or self._in_group(command, apart=not only_prompt, without=without)
@@ -123,8 +123,8 @@ class ApartFleet(Fleet):
         return accepted
 
     def _source(self, command: Submit, target: Placement) -> Placement | None:
-        """The engine to compute the prompt. None: that of its reply is to do so, since this delays other
-        replies there by no more than a token takes, or since it would compute much less.
+        """The engine that computes the prompt. None: the one of the reply, because that delays other replies
+        by at most the time of a token, or because it would compute much less.
         """
         missing = target.missing + (target.cached - target.there) * self._block_size
         with self._events:

@@ -75,7 +75,7 @@ def why_not_direct(gpus: tuple[int, ...], device: torch.device) -> str:
 
 
 class GpuPeers:
-    """This engine's GPU memory that others open, and theirs, which a thread opens."""
+    """This engine's GPU memory, which others open, and that of others, which a thread opens."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         """`nbytes`: to lend."""

@@ -113,7 +113,7 @@ def _experts(loads: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
 
 
 def _state_of_none(views: Sequence[ReplicaView]) -> str:
-    """The state of a fleet without a ready replica. One that may come back gives hope."""
+    """The state of a fleet without a ready replica: the one most likely to become ready again."""
     states = {view.state for view in views}
     return next(each for each in ("restarting", "draining", "no answer", "stopped", "dead") if each in states)
 

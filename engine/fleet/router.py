@@ -100,7 +100,7 @@ class Router:
                 known.naming, known.cached = naming, set(naming.names)
 
     def remove(self, replica: int) -> None:
-        """Send no more prompts there. Its routes may still end, even after it was added again."""
+        """Stop sending prompts there. Its routes may still end, even after it was added again."""
         with self._gate:
             self._replicas.pop(replica, None)
 

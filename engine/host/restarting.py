@@ -47,7 +47,7 @@ class RestartingEngine(EngineClient):
         self._why = ""  # why there is no process; empty while there is one
         self._suspects: OrderedDict[_Suspect, int] = OrderedDict()
         self._closed = threading.Event()
-        self._halt = threading.Event()  # no process may start any more; another event for each start
+        self._halt = threading.Event()  # set: no further process may start; a new event for each start
         self._bus = Bus()
         self._process = start(0)
         self._adopt(self._process)

@@ -70,7 +70,7 @@ class EngineThread(EngineClient):
                 if not ready and (ready := engine.warmed == 1):
                     log.info("%s%s", timeline.STARTED, timeline.as_text())
                 if self._warm_up.over:
-                    engine.warm_up_is_over()
+                    engine.after_warm_up()
                 problems.report()
                 report_blocks(engine.scheduler)
             except Exception as error:

@@ -48,14 +48,14 @@ class HostMemory(Generic[Slab]):
         return ((self.slabs[at], part) for at, part in found.items())
 
     def ask(self, least: int = 0) -> int:
-        """How many blocks can be used. Waits until there are `least`, unless no more will come."""
+        """How many blocks can be used. Waits until there are `least`, unless allocation has ended."""
         if self.ready < least and not self._over:
             with self._changed:
                 self._changed.wait_for(lambda: self.ready >= least or self._over)
         return self.ready
 
     def stop(self) -> None:
-        """Allocate no more slabs after the current one."""
+        """Stop allocating after the current slab."""
         self._stopped = True
 
     def clear(self) -> None:

@@ -35,7 +35,8 @@ class KVManager(BlockNames):
         self.keeps_state = keeps_state
         self.pool, self.tables, self.budget = pool, tables, budget
         # Tokens for each block of a request. Slightly less than a fraction, so that no sum is rounded up.
-        self.cells = pool.block_size if self.each == 1 else pool.block_size / self.each * (1 - 1e-12)
+        groups_share = pool.block_size / self.group_count * (1 - 1e-12)
+        self.cells = pool.block_size if self.group_count == 1 else groups_share
         self._windows: dict[Window, list[int]] = {}  # and the groups that have it
         for group, window in enumerate(self.groups.windows):
             if window is not None:
@@ -48,7 +49,7 @@ class KVManager(BlockNames):
         self.pool.forget_all()
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.pool.block_size) * self.each
+        return -(-tokens // self.pool.block_size) * self.group_count
 
     def rewind(self, request: Request, tokens: int) -> None:
         """Go back to at most this many computed tokens."""
@@ -75,11 +76,11 @@ class KVManager(BlockNames):
 
     def allocate(self, request: Request, count: int) -> None:
         """Give `count` more blocks to a running request."""
-        at, each = len(request.blocks), self.each
-        if each == 1:
+        at, groups = len(request.blocks), self.group_count
+        if groups == 1:
             fresh = self.pool.allocate(count, request.id, at)
         else:  # neighbors in a group are neighbors in memory
-            places = [place for group in range(each) for place in range(at + group, at + count, each)]
+            places = [place for group in range(groups) for place in range(at + group, at + count, groups)]
             taken = zip(places, self.pool.allocate_at(places, request.id), strict=True)
             fresh = [block for _, block in sorted(taken)]
         self._write(request, at, fresh)
@@ -138,7 +139,7 @@ class KVManager(BlockNames):
         whole = self.blocks_for(request.known)
         count = max(0, whole - len(request.blocks))
         if self._most is not None and count:
-            count = min(count, max(self.each, self._most(whole) - len(request.blocks) + request.gone))
+            count = min(count, max(self.group_count, self._most(whole) - len(request.blocks) + request.gone))
         return count
 
     @property
@@ -160,8 +161,8 @@ class KVManager(BlockNames):
 
     def draft_room(self, request: Request, running: int) -> int:
         """How many drafts fit within the reply's limit, without a block another row needs."""
-        cells = len(request.blocks) // self.each * self.pool.block_size
-        if self.pool.available // self.each > running:
+        cells = len(request.blocks) // self.group_count * self.pool.block_size
+        if self.pool.available // self.group_count > running:
             cells += self.pool.block_size
         most = min(cells - request.launched, request.max_len - request.known)
         if self.budget is not None:
@@ -194,9 +195,9 @@ class KVManager(BlockNames):
         child.epoch = parent.epoch
 
     def shared_tails(self, request: Request) -> list[int]:
-        """The partly filled blocks the request will write to next, as far as others hold them, too."""
+        """The partly filled blocks the request will write to next, if others also hold them."""
         full, filled = divmod(request.launched, self.pool.block_size)
-        tails = request.blocks[full * self.each : (full + 1) * self.each] if filled else []
+        tails = request.blocks[full * self.group_count : (full + 1) * self.group_count] if filled else []
         tails = [block for block in tails if self.pool.is_shared(block)]
         request.shares_tail = bool(tails)
         return tails
@@ -214,7 +215,7 @@ class KVManager(BlockNames):
     # Prefix cache
 
     def reusable(self, request: Request) -> int:
-        """How many blocks the request need not compute: others have positions whose logits it needs."""
+        """How many blocks of the prefix can be reused. Positions whose logits it needs are computed."""
         tokens = request.scored if request.scored < request.prompt_len else len(request.tokens)
         return (tokens - 1) // self.pool.block_size
 
@@ -254,7 +255,7 @@ class KVManager(BlockNames):
         self.pool.share(held(hits))
         request.blocks, request.trimmed = hits, trimmed
         request.gone = hits.count(GONE)
-        request.published = len(hits) // self.each
+        request.published = len(hits) // self.group_count
         request.launched = request.published * self.pool.block_size
         if self.budget is not None:
             reports = {at: self._reports[key] for at, key in enumerate(request.chain[: len(hits)])}
@@ -268,7 +269,7 @@ class KVManager(BlockNames):
         for at, block in zip(places, taken, strict=True):
             blocks[at] = block
         request.blocks, request.gone = blocks, blocks.count(GONE)
-        request.published = min(request.published, places[0] // self.each)
+        request.published = min(request.published, places[0] // self.group_count)
         return taken
 
     def publish(self, request: Request, full: int) -> None:
@@ -276,14 +277,14 @@ class KVManager(BlockNames):
         if self.budget is not None:
             full = min(full, self.budget.peak)  # later blocks depend on what was evicted
         self.extend_chain(request, full)
-        for at in range(request.published * self.each, full * self.each):
+        for at in range(request.published * self.group_count, full * self.group_count):
             if request.blocks[at] == GONE:
                 continue
             if self.budget is not None:
                 if (report := request.evidence.reports.get(at)) is None:
                     continue
                 self._reports[request.chain[at]] = report
-            key = request.chain[at] if self.each == 1 else self.key(request.chain, at)
+            key = request.chain[at] if self.group_count == 1 else self.key(request.chain, at)
             self.pool.publish(request.blocks[at], key)
         if len(self._reports) > 2 * self.pool.size:  # most are of blocks that were evicted since
             self._reports = {
@@ -307,15 +308,15 @@ class KVManager(BlockNames):
         """The keys and numbers of the blocks that the request holds of its first `full` in each group."""
         if not self._windows:
             return list(zip(request.chain[:full], request.blocks[:full], strict=True))
-        held_ones = enumerate(request.blocks[: full * self.each])
+        held_ones = enumerate(request.blocks[: full * self.group_count])
         return [(self.key(request.chain, at), block) for at, block in held_ones if block != GONE]
 
-    def left(self, request: Request, first: int = 0) -> list[int]:
-        """The findable blocks that left a window of the request, from this index on."""
+    def still_cached(self, request: Request, first: int = 0) -> list[int]:
+        """The blocks from this index on that left a window of the request and are findable."""
         if not self._windows:
             return []
         gone = (at for at, block in enumerate(request.blocks[first:], first) if block == GONE)
-        named = (at for at in gone if at < len(request.chain) * self.each)
+        named = (at for at in gone if at < len(request.chain) * self.group_count)
         return [block for at in named if (block := self.cached(request, at)) is not None]
 
     # Blocks outside the window or the budget
@@ -341,7 +342,7 @@ class KVManager(BlockNames):
             if cached and request.published < end and request.epoch == self.epoch:
                 self.publish(request, self.position(request) // self.pool.block_size)
             for group in groups:
-                past = slice(begin * self.each + group, end * self.each, self.each)
+                past = slice(begin * self.group_count + group, end * self.group_count, self.group_count)
                 going = request.blocks[past]
                 self.pool.drop(going)
                 request.blocks[past] = [GONE] * len(going)

@@ -15,7 +15,7 @@ class BlockNames:
 
     def __init__(self, groups: BlockGroups, kv_scheme: KvSchemeName) -> None:
         self.groups = groups
-        self.each = groups.count  # blocks of `block_size` tokens
+        self.group_count = groups.count  # blocks for every `block_size` tokens
         self.model = secrets.token_bytes(16)  # not known: no other process finds these blocks
         self.private = b""  # set while no other process may find blocks
         self.weights = "none"
@@ -28,7 +28,7 @@ class BlockNames:
 
     def key(self, chain: Sequence[bytes], at: int) -> bytes:
         """The key of the block at this index, given those of the first group's."""
-        block, group = divmod(at, self.each)
+        block, group = divmod(at, self.group_count)
         return prefix.of_group(chain[block], group) if group else chain[block]
 
     def names_of(self, request: Request, computed: int) -> tuple[bytes, ...]:
@@ -46,12 +46,12 @@ class BlockNames:
             chain.append(prefix.extend(chain[-1] if chain else self._root(request), rest))
         if self.groups.plain:
             return tuple(chain)
-        written = enumerate(request.blocks[: len(chain) * self.each])
+        written = enumerate(request.blocks[: len(chain) * self.group_count])
         return tuple(self.key(chain, at) for at, block in written if block != GONE)
 
     def keys(self, request: Request) -> list[bytes]:
         """The keys of all blocks that the request's tokens fill, in every group."""
-        return [self.key(request.chain, at) for at in range(len(request.chain) * self.each)]
+        return [self.key(request.chain, at) for at in range(len(request.chain) * self.group_count)]
 
     def extend_chain(self, request: Request, count: int) -> None:
         start = request.chain[-1] if request.chain else self._root(request)

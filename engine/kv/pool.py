@@ -6,6 +6,8 @@ from itertools import islice
 
 import numpy as np
 
+_COLUMNS = ("refs", "owner", "place", "used_at", "dropped", "moved")  # of numbers by block
+
 
 class BlockPool:
     """Counts the holders of each block and keeps published blocks until their space is needed."""
@@ -24,7 +26,7 @@ class BlockPool:
         self.owner = np.full(size, -1, np.int64)  # the request that took it; kept while the block is cached
         self.place = np.zeros(size, np.int32)  # its index in its owner's blocks
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last freed or shared
-        self.left = np.zeros(size, bool)  # it left a window or was evicted, and has not been held since
+        self.dropped = np.zeros(size, bool)  # its request dropped it, and nothing has held it since
         self.moved = np.zeros(size, np.int8)  # its last copy to or from a tier, until it is taken; 0: none
         self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0
@@ -68,7 +70,7 @@ class BlockPool:
         taken = sorted(self._free.popleft() if self._free else self._evict() for _ in range(count))
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
-            self.left[block] = False
+            self.dropped[block] = False
             self.moved[block] = 0
             self.owner[block] = owner
             self.place[block] = at
@@ -85,7 +87,7 @@ class BlockPool:
         for block in blocks:
             if self.refs[block] == 0:
                 self._take_idle(block)
-            self.left[block] = False  # also if a transfer alone held it
+            self.dropped[block] = False  # also if a transfer alone held it
             self.refs[block] += 1
             self.used_at[block] = self.clock
 
@@ -139,7 +141,7 @@ class BlockPool:
         """Release blocks that a running request no longer reads. Those without other holders are marked."""
         self.free(blocks)
         for block in blocks:
-            self.left[block] = self.refs[block] == 0
+            self.dropped[block] = self.refs[block] == 0
 
     def is_shared(self, block: int) -> bool:
         return bool(self.refs[block] > 1)
@@ -173,11 +175,10 @@ class BlockPool:
         """Grow to `size` blocks; the new ones are free."""
         more = size - self.size
         self._free.extend(range(self.size, size))
-        self.refs, self.place, self.used_at, self.left, self.moved = (
-            np.concatenate((each, np.zeros(more, each.dtype)))
-            for each in (self.refs, self.place, self.used_at, self.left, self.moved)
-        )
-        self.owner = np.concatenate((self.owner, np.full(more, -1, self.owner.dtype)))
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            fresh = np.full(more, -1 if name == "owner" else 0, column.dtype)
+            setattr(self, name, np.concatenate((column, fresh)))
         self.size = size
 
     def shrink(self, size: int) -> dict[int, int]:
@@ -194,13 +195,13 @@ class BlockPool:
         moved = {}
         for block in (np.flatnonzero(self.refs[size:]) + size).tolist():
             to = moved[block] = self._free.popleft() if self._free else self._evict()
-            for column in (self.refs, self.owner, self.place, self.used_at, self.left, self.moved):
+            for name in _COLUMNS:
+                column = getattr(self, name)
                 column[to] = column[block]
             if (key := self._key_of.pop(block, None)) is not None:
                 self._key_of[to], self._by_key[key] = key, to
-        self.refs, self.owner = self.refs[:size].copy(), self.owner[:size].copy()
-        self.place, self.used_at = self.place[:size].copy(), self.used_at[:size].copy()
-        self.left, self.moved = self.left[:size].copy(), self.moved[:size].copy()
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[:size].copy())
         self.size = size
         return moved
 
@@ -247,7 +248,7 @@ class BlockPool:
         states = (free, idle, used, transfer)
         assert len(set().union(*states)) == sum(map(len, states)), "a block is in two states"
         assert sum(map(len, states)) == self.size, "a block is lost"
-        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use is marked as dropped"
+        assert not used & set(np.flatnonzero(self.dropped).tolist()), "a block in use is marked as dropped"
         assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
         assert idle <= set(self._key_of), "a cached block has no key"
         assert not free & set(self._key_of), "a free block has a key"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,6 +86,42 @@ class KVLayer:
 _Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
+class _Allocation(NamedTuple):
+    """Which tensors a layer of the cache has."""
+
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+    scheme: KvSchemeName
+
+    def layer(self, spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
+        """Allocate a layer of `count` blocks."""
+        found = self._keys_and_values(spec, count, allocate)
+        if (state := spec.state) is not None:  # always in float32: errors would add up over a long text
+            found.state = allocate((count, state.heads, state.key_dim, state.value_dim), torch.float32)
+            found.inputs = allocate((count, state.taps - 1, state.channels), torch.float32)
+        return found
+
+    def _keys_and_values(self, spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
+        shape = (count, self.block_size, spec.kv_heads)
+        stored, per_byte = PACKED.get(self.scheme, self.dtype), 2 if self.scheme == "int4" else 1
+        if not spec.has_keys:
+            none = zeros((*shape, 0), self.dtype, self.device)
+            return KVLayer(spec, none, none)
+        keys = allocate((*shape, spec.key_dim // per_byte), stored)
+        if spec.latent:
+            return KVLayer(spec, keys, keys[..., : spec.value_dim])
+        values = allocate((*shape, spec.value_dim // per_byte), stored)
+        if self.scheme == "none":
+            return KVLayer(spec, keys, values)
+        found = KVLayer(spec, keys, values, None, allocate(shape, SCALE), allocate(shape, SCALE))
+        if self.scheme == "int4":
+            grouped = (count, self.block_size // GROUP, spec.kv_heads, 2)
+            found.channels = allocate((*grouped, spec.key_dim), torch.int8)
+            found.channel_scales = allocate(grouped, torch.float32)
+        return found
+
+
 class KVStore:
     """A KVLayer for each model layer, on the device and in host memory."""
 
@@ -109,41 +146,13 @@ class KVStore:
         """
         if problem := why_not_packed(specs, scheme):
             raise BadInput(problem)
-        stored = PACKED.get(scheme, dtype)
-        each_byte = 2 if scheme == "int4" else 1
-
-        def layer(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
-            shape = (count, block_size, spec.kv_heads)
-            if not spec.has_keys:
-                none = zeros((*shape, 0), dtype, device)
-                return KVLayer(spec, none, none)
-            keys = allocate((*shape, spec.key_dim // each_byte), stored)
-            if spec.latent:
-                return KVLayer(spec, keys, keys[..., : spec.value_dim])
-            values = allocate((*shape, spec.value_dim // each_byte), stored)
-            if scheme == "none":
-                return KVLayer(spec, keys, values)
-            found = KVLayer(spec, keys, values, None, allocate(shape, SCALE), allocate(shape, SCALE))
-            if scheme == "int4":
-                grouped = (count, block_size // GROUP, spec.kv_heads, 2)
-                found.channels = allocate((*grouped, spec.key_dim), torch.int8)
-                found.channel_scales = allocate(grouped, torch.float32)
-            return found
-
-        def with_state(spec: LayerSpec, count: int, allocate: _Allocate) -> KVLayer:
-            found = layer(spec, count, allocate)
-            if (state := spec.state) is not None:  # always in float32: errors would add up over a long text
-                matrices = (count, state.heads, state.key_dim, state.value_dim)
-                found.state = allocate(matrices, torch.float32)
-                found.inputs = allocate((count, state.taps - 1, state.channels), torch.float32)
-            return found
-
         self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
         cpu = torch.device("cpu")
         self.groups = [[*each] for each in groups] or [[*range(len(specs))]]
         held = [specs[index] for index in self.groups[0]]  # by a block
-        self.memory = [with_state(spec, blocks, partial(zeros, device=device)) for spec in held]
+        allocation = _Allocation(block_size, dtype, device, scheme)
+        self.memory = [allocation.layer(spec, blocks, partial(zeros, device=device)) for spec in held]
         self.layers = self._grouped(specs)
         for index, scores in sinks.items():
             assert specs[index].sinks, "plans follow the spec"
@@ -159,7 +168,7 @@ class KVStore:
 
         def slab_in(memory: Tensor, count: int) -> list[KVLayer]:
             parts = _Parts(memory.view(count, each))
-            return [with_state(spec, count, parts.next) for spec in held]
+            return [allocation.layer(spec, count, parts.next) for spec in held]
 
         self.block_nbytes, self._slab_in = each, slab_in
         per_slab = host_blocks if pin is None else pinned.SLAB // each
@@ -293,7 +302,7 @@ class KVStore:
         self._move(slab, self.memory, pairs)
 
     def close(self) -> None:
-        """Prepare no more host memory."""
+        """Stop preparing host memory."""
         self.host.stop()
 
     def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
@@ -341,7 +350,7 @@ def _pinned(device: torch.device, nbytes: int) -> Tensor:
 
 
 class _Parts:
-    """One allocation for many tensors, in which all that belongs to a block lies together."""
+    """One allocation for many tensors, in which everything of a block is contiguous."""
 
     def __init__(self, memory: Tensor) -> None:
         """`memory`: [blocks, bytes per block]."""

@@ -13,7 +13,7 @@ from engine.quant.base import Scheme
 
 
 class ForeignProducts(Protocol):
-    """The products of a model that is no decoder of ours. They change only between steps, part by part."""
+    """The products of a model that transformers runs. They change only between steps, part by part."""
 
     @property
     def layers(self) -> Sequence[Any]: ...

@@ -23,14 +23,11 @@ from engine.models.layers.block import Block, LoneBlock, NormedTermBlock, Parall
 from engine.models.layers.build import Build
 from engine.models.layers.collective import Collective
 from engine.models.layers.next_token import NextTokenHead
-from engine.models.layers.norm import Norm
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import ExpertTally, StepContext
 from engine.models.rope import rope_table
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
-
-__all__ = ["Decoder", "Linear", "Norm", "block", "parameter"]
 
 
 def family_of(config: DecoderConfig) -> Family:
@@ -165,7 +162,7 @@ class Decoder(nn.Module):
         self.norm: nn.Module = build.norm(config.hidden)
         normed = "embed_norm" in self.family.names and not config.before
         self.embed_norm: nn.Module | None = build.norm(config.hidden) if normed else None
-        self.mtp: NextTokenHead | None = None  # set by the loader, if the head is to draft
+        self.mtp: NextTokenHead | None = None  # set by the loader, if the head drafts
         self.taps: dict[int, Tensor | None] = {}  # what these layers read in the newest forward
         self.tap_buffers: dict[int, Tensor] = {}  # where graphs leave the same, padded
         self.tally: ExpertTally | None = None

@@ -16,7 +16,7 @@ from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.later import without_data
 from engine.models.checkpoint import Header, check, headers, opened, sliced, state
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, block
 from engine.models.find import Progress
 from engine.models.gguf.tensors import GgufTensors
 from engine.models.layers.block import Block
@@ -28,6 +28,7 @@ from engine.models.packing import packing_of
 from engine.models.stacks import stacked_experts
 from engine.quant.formats import Stored, joined_rows, nbytes, stored
 from engine.quant.fp4 import Mxfp4Weight
+from engine.quant.linear import Linear
 from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
@@ -79,9 +80,8 @@ class Checkpoint:
         for tensor in {expert.tensor for expert in self._stacked.values()}:
             del self._headers[tensor]
         packed = dict(self._find_packed())
-        self._packed = {
-            slot: names for slot, (_, names) in packed.items()
-        }  # the tensors of quantized weights
+        # The tensors of quantized weights.
+        self._packed = {slot: names for slot, (_, names) in packed.items()}
         self._packings = {slot: each for slot, (each, _) in packed.items()}
         self._check(folder)
         read = self._shapes if own is None else own
@@ -128,9 +128,12 @@ class Checkpoint:
             plain = weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]]
             view.copy_(self._share.padded(name, plain, self._shapes[name][0]) if self._share else plain)
 
-    def fill(self, part: Block | Linear) -> None:
-        """Fill a layer or the head."""
-        self.read(dict(part.slots()) if isinstance(part, Block) else {self._head: whole(part.weight)})
+    def fill(self, part: Block | Linear | Decoder) -> None:
+        """Fill a layer, the head, or what a model has outside them."""
+        if isinstance(part, Decoder):
+            self.read(outer_slots(part) | dict(() if part.mtp is None else part.mtp.slots()))
+        else:
+            self.read(dict(part.slots()) if isinstance(part, Block) else {self._head: whole(part.weight)})
 
     def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored | Mxfp4Weight]]:
         """Yield the weights for these slots as stored, file by file."""
@@ -336,3 +339,23 @@ def random_share(part: Block | Linear | Decoder, model: Decoder, seed: int, shar
         found = sources[name].view
         repeated = found.dim() > len(slot.shape)  # one scale for each head
         slot.view.copy_(found[0] if repeated else share.of(name, found))
+
+
+class RandomWeights:
+    """Random weights for the parts of a model, in place of a checkpoint's."""
+
+    def __init__(self, model: Decoder, seed: int, share: RankShare | None) -> None:
+        self._model, self._seed, self._share = model, seed, share
+
+    def fill(self, part: Block | Linear | Decoder) -> None:
+        """Fill a layer, the head, or what a model has outside them."""
+        if self._share is not None:
+            random_share(part, self._model, self._seed, self._share)
+        elif isinstance(part, Decoder):
+            random_weights(part, self._seed)
+        else:
+            name = name_of(part, self._model.config) if isinstance(part, Block) else "head"
+            random_weights(part, self._seed, name)
+
+    def check(self) -> None:
+        """They are always available."""

@@ -11,37 +11,53 @@ from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import headers
 from engine.models.config_json import config_fields, read_config
-from engine.models.decoder import Decoder, family_of, next_token_head
+from engine.models.decoder import Decoder, Source, family_of, next_token_head
 from engine.models.families import named as family_named
 from engine.models.find import Progress
 from engine.models.gguf.loss import report_loss
-from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.next_token import NextTokenHead
 from engine.models.load_request import LoadRequest
-from engine.models.loader import (
-    Checkpoint,
-    decoder_slots,
-    name_of,
-    outer_slots,
-    random_share,
-    random_weights,
-    share_of,
-    whole_shapes,
-)
+from engine.models.loader import Checkpoint, RandomWeights, decoder_slots, share_of, whole_shapes
 from engine.models.packing import packing
 from engine.models.source import Mxfp4Source, PlainSource, finalize
 from engine.models.stored import StoredSource
-from engine.quant.linear import Linear
+from engine.quant.packing import Packing
 from engine.quant.registry import named
 
 
 def native(request: LoadRequest) -> LanguageModel:
-    config = read_config(request.place.folder)
-    config = entire = replace(config, max_context=request.context_of(config))
-    if request.stages > 1:
-        config = stage_of(entire, request.place, request.stages, request.stage)
+    folder = request.place.folder
+    config = read_config(folder)
+    entire = replace(config, max_context=request.context_of(config))
+    config = entire if request.stages == 1 else stage_of(entire, request.place, request.stages, request.stage)
     dtype = request.dtype_of(config)
+    model = _hollow(request, config, dtype)
+    whole, share = model, None
+    if request.collective is not None or config is not entire:
+        whole = whole_shapes(entire, dtype)
+    if request.collective is not None:
+        share = share_of(whole, request.collective)
+    packed, checkpoint = packing(config_fields(folder)), None
+    if not request.dummy:
+        own, device = None if config is entire else decoder_slots(model), request.device
+        checkpoint = Checkpoint(whole, folder, request.progress, packed, device=device, share=share, own=own)
+    weights = checkpoint or RandomWeights(model, request.seed, share)
+    model.source = _source(request, config, dtype, weights, packed)
+    scheme = model.source.scheme(request.quantization)
+    weights.fill(model)
+    if not config.after:
+        model.head = model.new_head(scheme)
+    for index in range(len(config.layers)):
+        model.layers[index] = model.source.layer(index, scheme)
+    finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype
+    if checkpoint is not None and request.collective is None and is_gguf(folder):
+        report_loss(model.blocks[0], request.place, scheme.name, dtype)
+    return model
+
+
+def _hollow(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+    """Create the model on its device, without its layers."""
     try:
         with request.device:
             model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
@@ -49,51 +65,24 @@ def native(request: LoadRequest) -> LanguageModel:
         raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
     if request.mtp:
         model.mtp = own_head(request, config, dtype)
-    packed = packing(config_fields(request.place.folder))
-    whole, share = model, None
-    if request.collective is not None or config is not entire:
-        whole = whole_shapes(entire, dtype)
-    if request.collective is not None:
-        share = share_of(whole, request.collective)
-    checkpoint = None
-    if not request.dummy:
-        folder, device = request.place.folder, request.device
-        read = None if config is entire else decoder_slots(model)
-        checkpoint = Checkpoint(whole, folder, request.progress, packed, device=device, share=share, own=read)
-
-    def fill(part: Block | Linear) -> None:
-        if checkpoint is not None:
-            checkpoint.fill(part)
-        elif share is not None:
-            random_share(part, model, request.seed, share)
-        else:
-            name = name_of(part, config) if isinstance(part, Block) else "head"
-            random_weights(part, request.seed, name)
-
-    def check() -> None:
-        if checkpoint is not None:
-            checkpoint.check()
-
-    small = packed is not None and packed.method == "mxfp4" and request.device.type == "cuda"
-    source = Mxfp4Source if small and request.collective is None and dtype is torch.bfloat16 else PlainSource
-    model.source = source(config, dtype, request.device, fill, check, request.collective)
-    if packed is not None and packed.names and checkpoint is not None and checkpoint.quantized:
-        model.source = StoredSource(model.source, checkpoint, packed)
-    scheme = model.source.scheme(request.quantization)
-    if checkpoint is not None:
-        checkpoint.read(outer_slots(model) | dict(() if model.mtp is None else model.mtp.slots()))
-    elif share is not None:
-        random_share(model, model, request.seed, share)
-    else:
-        random_weights(model, request.seed)
-    if not config.after:
-        model.head = model.new_head(scheme)
-    for index in range(len(config.layers)):
-        model.layers[index] = model.source.layer(index, scheme)
-    finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype
-    if checkpoint is not None and request.collective is None and is_gguf(request.place.folder):
-        report_loss(model.blocks[0], request.place, scheme.name, dtype)
     return model
+
+
+def _source(
+    request: LoadRequest,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    weights: Checkpoint | RandomWeights,
+    packed: Packing | None,
+) -> Source:
+    """Return what makes the layers and the head, now and in other schemes later."""
+    device, collective = request.device, request.collective
+    small = packed is not None and packed.method == "mxfp4" and device.type == "cuda"
+    kind = Mxfp4Source if small and collective is None and dtype is torch.bfloat16 else PlainSource
+    source = kind(config, dtype, device, weights.fill, weights.check, collective)
+    if packed is None or not packed.names or isinstance(weights, RandomWeights) or not weights.quantized:
+        return source
+    return StoredSource(source, weights, packed)
 
 
 def own_head(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> NextTokenHead:

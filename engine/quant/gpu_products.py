@@ -39,9 +39,8 @@ from engine.quant.packing import MX
 from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
 
-DEQUANTIZE_ELEMENTS = (
-    2**27
-)  # numbers of a weight dequantized at a time: more than a layer's weight, less than a head's
+# Numbers of a weight dequantized at a time: more than a layer's weight, less than a head's.
+DEQUANTIZE_ELEMENTS = 2**27
 
 
 class GpuProduct(nn.Module, Product):

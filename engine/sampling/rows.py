@@ -107,6 +107,13 @@ class _SlotEdits:
     banned: np.ndarray  # ids not allowed before `min_tokens`
     min_tokens: int
 
+    @classmethod
+    def of(cls, params: SamplingParams, end_ids: Sequence[int], vocab: int) -> "_SlotEdits":
+        ids, biases = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
+        banned = sorted({token for token in end_ids if token < vocab})
+        columns = np.array(ids, np.int64), np.array(biases, np.float64), np.array(banned, np.int64)
+        return cls(*columns, params.min_tokens)
+
     def at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index >= self.min_tokens:
             return self.ids, self.biases
@@ -167,10 +174,7 @@ class SamplingRows:
         if (params.top_k or self._vocab) < self._vocab or params.top_p < 1:
             self._filtered.add(slot)
         if params.logit_bias or params.min_tokens:
-            ids, biases = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
-            banned = sorted({token for token in end_ids if token < self._vocab})
-            columns = np.array(ids, np.int64), np.array(biases, np.float64), np.array(banned, np.int64)
-            self._edits[slot] = _SlotEdits(*columns, params.min_tokens)
+            self._edits[slot] = _SlotEdits.of(params, end_ids, self._vocab)
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
         if params.logprob_token_ids:

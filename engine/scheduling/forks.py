@@ -38,7 +38,7 @@ def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:
 def branch(scheduler: Scheduler, parent: Request, child: Request) -> bool:
     """Fork without an event; return whether blocks are shared. The child may have other tokens."""
     if not scheduler.kv.may_share(parent, len(child.tokens)):
-        scheduler.line_up(child)
+        scheduler.enqueue(child)
         return False
     scheduler.requests[child.id] = child
     scheduler.kv.share(parent, child)

@@ -27,7 +27,7 @@ def victims(
 ) -> list[Request]:
     """The requests to preempt for a slot and this many blocks, ranked last first.
 
-    None if all together have too few blocks: then preempting them would not help.
+    Empty if all of them together have too few blocks, because preempting them would not help.
     """
     chosen: list[Request] = []
     freed, releases = 0, Counter[int]()

@@ -29,6 +29,9 @@ TRIALS = 2  # steps until a size is known: the first one may capture a graph
 _PLAIN, _SAMPLES = 5, 32  # how many measurements are kept
 _NEARLY_ALL, _FEW = 15 / 16, 8  # the share of a size's measurements that its estimate covers; half of few
 
+# The prompt tokens of a step, given its decodes, where its first piece starts, and how many tokens are left.
+PromptLimiter = Callable[[int, int, int], int]
+
 
 @dataclass(slots=True)
 class _Measured:
@@ -86,25 +89,25 @@ class StepPace:
             measured = self._sizes.setdefault(SIZES[bisect_left(SIZES, step.tokens)], _Measured())
             measured.observe(_pairs_of(step), seconds - usual)
 
-    def limiter(self, running: Collection[Request]) -> Callable[[int, int, int], int] | None:
-        """What chooses the prompt tokens of the next step, called like `room`. None: nothing limits them.
+    def limiter(self, running: Collection[Request]) -> PromptLimiter | None:
+        """The limiter of the next step. None: nothing limits its prompts.
 
         A step without decodes would delay those that are in flight, so it has no prompts either.
         """
         if self.factor is None:
             return None
 
-        def room(decodes: int, start: int, most: int) -> int:
+        def limited(decodes: int, start: int, most: int) -> int:
             if decodes:
-                return self.room(decodes, start, most)
+                return self.prompt_tokens(decodes, start, most)
             if any(each.pending for each in running):
                 return 0
             self.limited = 0
             return most
 
-        return room
+        return limited
 
-    def room(self, decodes: int, start: int, most: int) -> int:
+    def prompt_tokens(self, decodes: int, start: int, most: int) -> int:
         """How many prompt tokens, at most `most`, a step takes beside `decodes`; `start`: of the first piece.
 
         0: it measures the decodes alone.

@@ -17,8 +17,8 @@ class WaitingQueue:
         self._rank = rank
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Request] = {}
-        self.parked: dict[int, Request] = {}  # what they need next is computed elsewhere
-        self.held: set[int] = set()  # those of them whose prompt another engine computes
+        self.parked: dict[int, Request] = {}  # they wait for something that is computed elsewhere
+        self.held: set[int] = set()  # the parked ones whose prompt another engine computes
 
     def __len__(self) -> int:
         return len(self._waiting)

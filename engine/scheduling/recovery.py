@@ -84,14 +84,14 @@ def compute_late(scheduler: Scheduler) -> list[Moving]:
 
 
 def affected_requests(scheduler: Scheduler, step: Step) -> list[Request]:
-    """The requests of a step, and forks that share a block the step was to write."""
+    """The requests of a step, and forks that share a block it would have written."""
     rows = {row.request: row for row in step.rows}
     size, kv = scheduler.pool.block_size, scheduler.kv
     written = set[int]()
     for row in step.rows:
         if request := scheduler.requests.get(row.request):
-            first, end = row.start // size * kv.each, kv.blocks_for(row.start + row.length)
-            written.update(request.blocks[first:end], kv.left(request, first))
+            first, end = row.start // size * kv.group_count, kv.blocks_for(row.start + row.length)
+            written.update(request.blocks[first:end], kv.still_cached(request, first))
     written.discard(GONE)
     return [
         each for each in scheduler.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)

@@ -56,7 +56,7 @@ class Residence:
             idle.pop(name, None)
 
     def release(self, tier: str, names: Iterable[BlockName]) -> list[BlockName]:
-        """Undo one `retain`. Returns the names that nothing relies on any more."""
+        """Undo one `retain`. Returns the names that nothing relies on now."""
         for name in names:
             self._retained[TierBlock(tier, name)] -= 1
         return self.unused(tier, names)
@@ -70,11 +70,11 @@ class Residence:
         return self.unused(tier, names)
 
     def lose(self, tier: str, names: Iterable[BlockName]) -> None:
-        """Note that the blocks' contents may be wrong. Nothing finds them any more."""
+        """Note that the blocks' contents may be wrong, so that nothing finds them."""
         self._lost.update(TierBlock(tier, name) for name in names)
 
     def settle(self, tier: str, names: Sequence[BlockName], *, keep: bool) -> tuple[BlockName, ...]:
-        """Sort unused names: the lost ones are returned, the others are idle if they are to be kept."""
+        """Sort unused names: the lost ones are returned, the others become idle if `keep`."""
         idle, lost = self._idle.setdefault(tier, OrderedDict()), []
         for name in names:
             if (place := TierBlock(tier, name)) in self._lost:

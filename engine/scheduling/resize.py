@@ -1,7 +1,8 @@
 """Changes the number of blocks while requests hold some. Runs between steps, when none is in flight."""
 
+from engine.scheduling.building import StepBuilder
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Step, StepBuilder
+from engine.scheduling.step import Step
 
 
 def make_room(scheduler: Scheduler, size: int) -> None:

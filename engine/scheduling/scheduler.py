@@ -17,7 +17,7 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.moving import FoundBlocks
 from engine.kv.tiers.tier import Tier
-from engine.scheduling.changes import Changes
+from engine.scheduling.building import Changes, StepBuilder
 from engine.scheduling.costs import Costs
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.microbatches import microbatch
@@ -27,7 +27,7 @@ from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.sinking import Sinking
-from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepBuilder, StepRow
+from engine.scheduling.step import LAST, Drafts, PromptSpan, PromptTargets, Step, StepRow
 from engine.scheduling.transfers import Transfers
 from engine.speculation.speculator import Speculator
 
@@ -83,7 +83,7 @@ class Scheduler:
         while loaded and (self.tables.free or self._overtake(builder, loaded[0])):
             self.start_running(loaded.pop(0))
         self.transfers.loaded = loaded
-        self.sinking.turn(self.step, self.rules.step_tokens)
+        self.sinking.copy_ahead(self.step, self.rules.step_tokens)
         later = self._schedule_running(builder)
         if not builder.preempted and not builder.short:
             self._admit_waiting(builder)
@@ -335,7 +335,7 @@ class Scheduler:
     # Adding and ending requests
 
     def add(self, request: Request) -> None:
-        self.line_up(request)
+        self.enqueue(request)
         self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len))
 
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
@@ -345,7 +345,7 @@ class Scheduler:
         else:
             self.transfers.keep(request)
         self.drop(request)
-        self.sinking.turn(self.step, self.rules.step_tokens, idle=not self.requests)
+        self.sinking.copy_ahead(self.step, self.rules.step_tokens, idle=not self.requests)
         self.report_finish(request, finish, error)
 
     def drop(self, request: Request) -> None:
@@ -371,7 +371,7 @@ class Scheduler:
         self.kv.release(request)
         request.launched, request.phase, request.why = 0, Phase.PREEMPTED, why
 
-    def line_up(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self.requests[request.id] = request
         request.phase, request.why = Phase.WAITING, "queued"
         self.waiting.push(request)

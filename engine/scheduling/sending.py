@@ -45,8 +45,8 @@ class Sending:
             raise BadInput("this engine has no memory to send blocks through", field="sends")
 
     def add(self, request: Request, first: int, report: Report) -> None:
-        """Send the request's prompt from this block on, but no more than half of what the tier holds: else
-        its last blocks would replace its first.
+        """Send the request's prompt from this block on, but no more than half of what the tier holds:
+        otherwise its last blocks would replace its first.
         """
         assert self._tier is not None
         stop = min(request.prompt_len // self._block_size, first + self._tier.size // 2)

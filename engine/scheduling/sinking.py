@@ -18,7 +18,8 @@ class Sinking:
     """
 
     def __init__(self, kv: KVManager, transfers: Transfers, costs: Costs) -> None:
-        self._pool, self._each, self._transfers, self._costs = kv.pool, kv.each, transfers, costs
+        self._pool, self._group_count = kv.pool, kv.group_count
+        self._transfers, self._costs = transfers, costs
         self._spent = self._saved = 0.0  # seconds, by ordering copies beside steps, and by loads
         self._next = 0  # the step of the next check
         self._paused = 0  # the step before which there is none
@@ -26,13 +27,14 @@ class Sinking:
         self._goal = kv.pool.size  # blocks that were to be ready at the last check
         self._failures = 0
 
-    def turn(self, step: int, step_tokens: int, *, idle: bool = False) -> None:
-        """Start copies if it is time to. `step_tokens`: the maximum tokens of a step. `idle`: no request is
-        left, so there is time to copy at once what the next steps may take.
+    def copy_ahead(self, step: int, step_tokens: int, *, idle: bool = False) -> None:
+        """Start copies if they are due. `step_tokens`: the maximum tokens of a step.
+
+        `idle`: no request is left, so there is time to copy everything the next steps may evict.
         """
         if not self._transfers.tiers:
             return
-        pool, one = self._pool, -(-step_tokens // self._pool.block_size) * self._each
+        pool, one = self._pool, -(-step_tokens // self._pool.block_size) * self._group_count
         ready = pool.ready + self._transfers.sinking
         early = idle or (self._found and ready < min(one, self._goal - self._goal // _EVERY))
         if (step < self._next and not early) or step < self._paused:
@@ -61,5 +63,5 @@ class Sinking:
 
     def ended(self, moving: Moving, seconds: float) -> None:
         if moving.order.kind == "load" and moving.request and not moving.request.preemptions:
-            tokens = len(moving.order.names) * self._pool.block_size // self._each
+            tokens = len(moving.order.names) * self._pool.block_size // self._group_count
             self._saved += max(0.0, self._costs.recompute(tokens) - max(seconds, moving.ordering))

@@ -1,7 +1,6 @@
 """A step as a value: everything the runner needs to compute it. It holds no reference to the scheduler."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -11,7 +10,6 @@ import numpy as np
 
 from engine.api.params import SamplingParams
 from engine.api.request import Request
-from engine.kv.pool import BlockPool
 from engine.kv.tables import NO_CHANGES, TableDelta
 
 LAST = -1  # in place of a token id: the token the slot sampled last, which may not have reached the host yet
@@ -38,7 +36,7 @@ class StepRow(NamedTuple):
 
 
 ROW_WIDTH = len(StepRow._fields)
-_ROW = partial(tuple.__new__, StepRow)  # faster than `StepRow._make`, for every token
+new_row = partial(tuple.__new__, StepRow)  # faster than `StepRow._make`, for every token
 _USUAL = StepRow._fields.index("skipped")  # the fields before it; the others are 0 in most steps
 
 
@@ -120,7 +118,7 @@ class Rows(Sequence[StepRow]):
 
     def __iter__(self) -> Iterator[StepRow]:
         if self._listed is None:
-            self._listed = [*map(_ROW, self.numbers.tolist())]  # `samples` is 0 or 1 here
+            self._listed = [*map(new_row, self.numbers.tolist())]  # `samples` is 0 or 1 here
         return iter(self._listed)
 
     @overload
@@ -239,158 +237,3 @@ class Masks(NamedTuple):
 
     slots: tuple[int, ...]
     bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, lowest bit first
-
-
-@dataclass(slots=True)
-class StepBuilder:
-    """A step under construction. Rows can still be removed."""
-
-    budget: int
-    # From the tokens of decodes, where the first piece of a prompt starts, and the most tokens for prompts,
-    # how many they may have. None: all.
-    room: Callable[[int, int, int], int] | None = None
-    copies: dict[int, Moves] = field(default_factory=dict)  # by request
-    drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
-    preempted: set[int] = field(default_factory=set)  # requests that lost their slot in this step
-    targets: dict[int, PromptTargets] = field(default_factory=dict)  # by request
-    spans: dict[int, PromptSpan] = field(default_factory=dict)  # by request
-    short: bool = False  # a row waits for blocks that are being stored in a tier
-    held: list[int] = field(default_factory=list)  # not free until the step is built
-    _rows: dict[int, StepRow] = field(default_factory=dict)  # by request
-    _ids: dict[int, int] = field(default_factory=dict)  # by request, of rows of one token, in their order
-    _longer: dict[int, Sequence[int]] = field(default_factory=dict)  # the tokens of all other rows
-    _rare: bool = False  # whether a row may have evicted tokens or an adapter
-    _guided: set[int] = field(default_factory=set)
-
-    def decode(self, request: Request, start: int, token: int) -> None:
-        """Add a row of one token that samples."""
-        id, skipped, adapter = request.id, request.skipped, request.adapter.number
-        self._rows[id] = _ROW((id, request.slot, start, 1, True, 0, skipped, adapter))
-        self._ids[id] = token
-        if skipped or adapter:
-            self._rare = True
-        self.budget -= 1
-
-    def add(
-        self,
-        row: StepRow,
-        tokens: Sequence[int],
-        targets: PromptTargets | None = None,
-        span: PromptSpan | None = None,
-    ) -> None:
-        self._rows[row.request] = row
-        if row.length == 1:
-            self._ids[row.request] = tokens[0]
-        else:
-            self._longer[row.request] = tokens
-        if row.skipped or row.adapter:
-            self._rare = True
-        if targets is not None:
-            self.targets[row.request] = targets
-        if span is not None:
-            self.spans[row.request] = span
-        self.budget -= row.length
-
-    def chunk(self, start: int, left: int, *, cut: bool) -> int:
-        """How many of a prompt's remaining `left` tokens fit in this step. `cut`: chunks are allowed.
-
-        With the first one, room for prompts may get less; all decodes must be there before.
-        """
-        if cut and self.room is not None:
-            decodes = sum(row.length for row in self._rows.values())
-            if self.budget > 0:
-                self.budget = self.room(decodes, start, self.budget)
-            self.room = None
-        if left <= self.budget:
-            return left
-        if cut:
-            return max(0, self.budget)  # forks can overdraw the budget of a reduced step
-        return 0 if self.has_prompt else left  # whole, and one prompt per step
-
-    def copy(self, request: Request, source: int, target: int) -> None:
-        """Copy a block for the request before the step."""
-        self.copies[request.id] = (*self.copies.get(request.id, ()), (source, target))
-
-    def guide(self, request: int) -> None:
-        """Mark the request's row, which samples, as sampling under a mask."""
-        self._guided.add(request)
-
-    def preempt(self, victim: Request, pool: BlockPool) -> bool:
-        """Drop a request that loses its blocks. Returns whether one of them was to be copied for it.
-
-        Blocks that are copied for other requests stay held: a load, or another copy, could overwrite them.
-        """
-        self.preempted.add(victim.id)
-        copied = victim.id in self.copies
-        self.drop(victim.id)
-        if self.copies:
-            copied_for_others = chain.from_iterable(self.copies.values())
-            sources = {source for source, _ in copied_for_others}.intersection(victim.blocks)
-            pool.share(sources)
-            self.held += sources
-        return copied
-
-    def drop(self, request: int) -> None:
-        row = self._rows.pop(request, None)
-        self.copies.pop(request, None)
-        self.drafts.pop(request, None)
-        self.targets.pop(request, None)
-        self.spans.pop(request, None)
-        self._ids.pop(request, None)
-        self._longer.pop(request, None)
-        self._guided.discard(request)
-        if row is not None:
-            self.budget += row.length
-
-    def samples(self, request: int) -> bool:
-        """Whether the request has a row that samples a token."""
-        row = self._rows.get(request)
-        return row is not None and row.samples
-
-    @property
-    def empty(self) -> bool:
-        return not self._rows
-
-    @property
-    def has_prompt(self) -> bool:
-        """Whether any row is a prefill chunk."""
-        return any(row.length > 1 + row.drafted for row in self._rows.values())
-
-    def launch(self, requests: Mapping[int, Request]) -> None:
-        """Note at the requests what the step will have computed."""
-        for row in self._rows.values():
-            request = requests[row.request]
-            request.launched += row.length
-            request.pending += row.samples
-
-    def build(
-        self,
-        number: int,
-        tables: TableDelta,
-        sampling: tuple[SlotSampling, ...] = (),
-        history: tuple[SlotTokens, ...] = (),
-    ) -> Step:
-        rows = list(self._rows.values())
-        if self._longer:
-            rows.sort(key=lambda row: 0 if row.length == 1 else 1 if row.drafted else 2)
-        single, ids = len(self._ids), np.fromiter(self._ids.values(), np.int64, len(self._ids))
-        if self._longer:
-            longer = [np.array(self._longer[row.request], np.int64) for row in rows[single:]]
-            ids = np.concatenate([ids, *longer])
-        guided: tuple[int, ...] = ()
-        if self._guided:
-            guided = tuple(at for at, row in enumerate(rows) if row.request in self._guided)
-        return Step(
-            number=number,
-            rows=Rows.of(rows, None if self._rare else False),
-            ids=ids,
-            single=single,
-            copies=tuple(chain.from_iterable(self.copies.values())) if self.copies else (),
-            tables=tables,
-            sampling=sampling,
-            history=history,
-            guided=guided,
-            drafts=MappingProxyType(self.drafts),
-            targets=MappingProxyType(self.targets),
-            spans=MappingProxyType(self.spans),
-        )

@@ -27,7 +27,7 @@ class Transfers:
         transit = next((tier for tier in tiers if tier.transit), None)
         self.sending = Sending(transit, self.copy, kv.pool.block_size)
         self._kv, self._rules, self._costs = kv, rules, costs
-        self.orders: list[TransferOrder] = []  # to be sent, in this order
+        self.orders: list[TransferOrder] = []  # not sent yet, in this order
         self.in_flight: dict[int, Moving] = {}
         self.loading: dict[int, Moving] = {}  # by request, neither queued nor running: what it waits for
         self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
@@ -96,7 +96,7 @@ class Transfers:
         Returns whether there were any that the tier has now or will have.
         """
         pool = self._kv.pool
-        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # looking for others is in vain
+        most = min(most, self._room(tier) + self.residence.idle(tier.name))  # no others would fit
         if most <= 0 or not (blocks := pool.oldest(most)):
             return False
         missing = set(self._missing(tier, [name for _, name in blocks]))
@@ -134,8 +134,8 @@ class Transfers:
     def copy(
         self, tier: Tier, blocks: Sequence[tuple[BlockName, int]], owner: Request
     ) -> tuple[TransferOrder | None, int]:
-        """Store the blocks that the tier lacks, while their request goes on. If it has no room for all, the
-        first ones: the others are useless without them. Returns the order, and how many had no room.
+        """Store the blocks that the tier lacks, while their request continues. Returns the order, and how
+        many had no room. The first ones are stored, because the others are useless without them.
         """
         missing = set(self._missing(tier, [name for name, _ in blocks]))
         fresh = [each for each in blocks if each[0] in missing]
@@ -147,7 +147,7 @@ class Transfers:
         return self._begin_store(tier.name, names, numbers, list(numbers), owner), left
 
     def _loading_pays(self, tier: Tier, blocks: int) -> bool:
-        tokens = blocks * self._kv.pool.block_size // self._kv.each
+        tokens = blocks * self._kv.pool.block_size // self._kv.group_count
         return tier.size > 0 and self._costs.loading_pays(tier.cost.back(blocks), tokens, self._rules)
 
     def _missing(self, tier: Tier, names: Sequence[BlockName]) -> list[BlockName]:
@@ -225,7 +225,7 @@ class Transfers:
         cached = self._rules.prefix_cache and (stored is None or request.epoch == kv.epoch)
         hits = kv.find(request) if cached else []
         below = finding.below(kv, request, hits, cached, self.tiers.values(), self._loadable)
-        tokens = len(hits) // kv.each * kv.pool.block_size
+        tokens = len(hits) // kv.group_count * kv.pool.block_size
         if below is None:
             return FoundBlocks(hits, tokens, trimmed=tokens)
         tier, more, count = below.tier, below.tokens, len(below.names)
@@ -334,7 +334,7 @@ class Transfers:
         self.sending.cancel(request)
         pool = self._kv.pool
         pool.forget(request.blocks)
-        pool.forget(self._kv.left(request))
+        pool.forget(self._kv.still_cached(request))
         for moving in self.in_flight.values():
             if moving.request is request:
                 pool.forget(moving.blocks)

@@ -86,7 +86,7 @@ def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI
         redoc_url=None,
         redirect_slashes=False,
     )
-    # In the order in which a route is looked for: those that are asked most often come first.
+    # Routes are searched in this order, so the most frequent ones come first.
     openai = (completions, chat, responses_api, embeddings, models, tokens)
     ollama = (ollama_chat, ollama_embeddings, ollama_models)
     parts = (*openai, messages, *ollama, control, commands, attach, layout, events, ws)
@@ -101,7 +101,7 @@ def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI
     app.router.default = _no_route
     app.add_middleware(LoadingMiddleware, opening=opening)
     app.add_middleware(AuthMiddleware, config=config, closing=lambda: drain.begun)
-    if config.origins:  # outside the authentication, because browsers ask beforehand without the key
+    if config.origins:  # outside the authentication: browsers send a preflight request without the key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.origins,

@@ -85,8 +85,8 @@ class Generation:
         return [place.stream.prompt for place in self._places if place.stream]
 
     def begin(self) -> Self:
-        """Submit all prompts. Of many requests that arrive together, the engine has the first at once: if
-        their tasks took turns before that, it would wait until the last one has been read.
+        """Submit all prompts without waiting. If the tasks of requests that arrive together took turns before
+        this, the engine would get the first prompt only after the last one has been read.
         """
         try:
             for place, prompt in zip(self._places, self.prompts, strict=True):

@@ -132,7 +132,7 @@ class ServerState:
         )
 
     async def prepare(self) -> None:
-        """Do beforehand what the first chat would wait for: the helper process for templates starts."""
+        """Prepare what the first chat would wait for: start the helper process for templates."""
         with suppress(EngineError):
             await self.fingerprint.read()
             if self.host.has_template:

@@ -12,7 +12,7 @@ from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, place
 from engine.api.events import Bus, log
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
-from engine.api.snapshot import Change, Snapshot, Speeds, Switch
+from engine.api.snapshot import Change, Snapshot, Switch
 from engine.execution.protocol import Runner
 from engine.grammar.grammars import Grammars
 from engine.scheduling import forks, recovery
@@ -56,7 +56,7 @@ class Engine:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.info, self.bus = limits, info, bus
         self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
-        self._lazy: Grammars | None = None  # to be loaded before they are needed
+        self._cold_grammars: Grammars | None = None  # loaded after the warm-up
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
@@ -111,9 +111,9 @@ class Engine:
         check_room("reply_prefix", len(reply_prefix), "reply", max_len - len(prompt))
         if params.guided and self.grammars:
             self.grammars.check_start(params, reply_prefix)
-        written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
-        written.skip(reply_prefix)
-        self.outputs.open(request, written, sink)
+        text = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
+        text.skip(reply_prefix)
+        self.outputs.open(request, text, sink)
         self.scheduler.add(request)
         return request.id
 
@@ -222,16 +222,13 @@ class Engine:
         )  # fmt: skip
 
     def warm(self) -> None:
-        """Load lazily initialized parts once the warm-up is over, which would take turns with them."""
-        self._lazy = self.grammars
+        """Load the vocabulary of grammars once the warm-up is over. Before, that would slow it down."""
+        self._cold_grammars = self.grammars
 
-    def warm_up_is_over(self) -> None:
-        lazy, self._lazy = self._lazy, None
-        if lazy is not None:
-            lazy.warm()
-
-    def speeds(self) -> Speeds:
-        return self.runner.speeds()
+    def after_warm_up(self) -> None:
+        cold, self._cold_grammars = self._cold_grammars, None
+        if cold is not None:
+            cold.warm()
 
     # The main loop
 
@@ -251,26 +248,29 @@ class Engine:
         """Run one iteration of the main loop. False if there was nothing to do."""
         if self._lifecycle.changing is not None:
             self._drain()
-            self._lifecycle.turn(self.runner)
+            self._lifecycle.advance(self.runner)
             return True
-        moving, follows = self.scheduler.transfers, False
-        if moving.in_flight:
-            transfers.take_ends(self.scheduler, self.runner)
-            follows = not self._flights and transfers.follow(self.scheduler, self.runner)
+        follows = bool(self.scheduler.transfers.in_flight) and self._take_transfers()
         began = self.clock()
         step = self.scheduler.schedule()
-        scheduled = self.clock()
-        if sends := bool(moving.orders):
+        scheduling = self.clock() - began
+        if sends := bool(self.scheduler.transfers.orders):
             transfers.send_orders(self.scheduler, self.runner)
-        flight = self._launch(step, scheduled - began, follows) if step else None
+        flight = self._launch(step, scheduling, follows) if step else None
         before = len(self._flights)
-        self._flights.extend([flight] if flight else ())
+        if flight:
+            self._flights.append(flight)
         self._commit_flights(keep=self.scheduler.rules.ahead if flight else max(0, before - 1))
         if flight and flight.step.guided:
             self._supply(flight)
         if not self.scheduler.rules.overlap:
             self._commit_flights()
         return step is not None or before > 0 or self.scheduler.preempted or sends
+
+    def _take_transfers(self) -> bool:
+        """Handle transfers that have ended. Returns whether the next step waits for blocks on the device."""
+        transfers.take_ends(self.scheduler, self.runner)
+        return not self._flights and transfers.follow(self.scheduler, self.runner)
 
     def _drain(self) -> None:
         """Commit the steps in flight and finish all transfers."""
@@ -285,13 +285,10 @@ class Engine:
         began = self.clock()
         try:
             handle = self.runner.launch(step)
-        except NoMemory as error:
-            self._shrink_steps(step, error)
         except Exception as error:
-            self._step_failed(step, error)
-        else:
-            return Flight(step, handle, scheduling, self.clock() - began, follows)
-        return None
+            self._launch_failed(step, error)
+            return None
+        return Flight(step, handle, scheduling, self.clock() - began, follows)
 
     def _supply(self, flight: Flight) -> None:
         """Supply the masks of a step's guided rows, which depend on the step before it."""
@@ -299,12 +296,9 @@ class Engine:
             assert self.grammars is not None
             masks = self.grammars.masks(flight.step, self.scheduler.requests)
             self.runner.supply(flight.handle, masks)
-        except NoMemory as error:
-            self._flights.pop()
-            self._shrink_steps(flight.step, error)
         except Exception as error:
             self._flights.pop()
-            self._step_failed(flight.step, error)
+            self._launch_failed(flight.step, error)
 
     def _commit(self, flight: Flight) -> None:
         began, step = self.clock(), flight.step
@@ -345,6 +339,12 @@ class Engine:
         return Origin.of(self.scheduler, self.runner, self.limits.vocab)
 
     # Failures
+
+    def _launch_failed(self, step: Step, error: Exception) -> None:
+        if isinstance(error, NoMemory):
+            self._shrink_steps(step, error)
+        else:
+            self._step_failed(step, error)
 
     def _step_failed(self, step: Step, error: Exception) -> None:
         """Fail the requests of the step. The engine continues if the device still works."""

@@ -28,9 +28,9 @@ class StepCosts:
     def observe(
         self, flight: Flight, prefill: int, result: StepResult, now: float, behind: Step | None, weights: str
     ) -> None:
-        """The result has come `now`; it may have waited for the step before. `behind`: the next one.
+        """Record the cost of a step whose result arrived at `now`, perhaps after a wait for the one before.
 
-        `weights`: their scheme.
+        `behind`: the step launched after it, if any. `weights`: their scheme.
         """
         begun, self._committed_at = max(self._committed_at, now - result.seconds), now
         scheduler, step, seconds = self._scheduler, flight.step, now - begun

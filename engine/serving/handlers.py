@@ -116,5 +116,5 @@ HANDLERS: dict[type[Command[Any]], Handler] = {
     commands.ReportBlocks: Handler(lambda engine, c: start_reports(engine.scheduler, engine.adapters)),
     commands.DrainReplica: Handler(_no_fleet),
     commands.StartReplica: Handler(_no_fleet),
-    commands.MeasureSpeeds: Handler(lambda engine, c: engine.speeds(), concurrent=True),
+    commands.MeasureSpeeds: Handler(lambda engine, c: engine.runner.speeds(), concurrent=True),
 }

@@ -1,6 +1,6 @@
 """Changes the schemes of weights and cache at run time.
 
-The weights' scheme changes between steps, one part per turn, while requests are alive. The cache's scheme
+The weights' scheme changes between steps, one part at a time, while requests are alive. The cache's scheme
 changes at once, while none is. Both work on the scheduler and on the runner alone. The runner is an argument
 of each call, because it is another one while the engine is recorded.
 """
@@ -55,11 +55,11 @@ class Lifecycle:
         if self.changing is not None:
             self.changing.cancel("it was canceled")
 
-    def turn(self, runner: Runner) -> None:
+    def advance(self, runner: Runner) -> None:
         """Replace one part of the weights instead of running a step."""
         assert self.changing is not None
         changing = self.changing
-        changing.turn(runner)
+        changing.advance(runner)
         if changing.over:
             self.changing = None
         self.change = changing.change
@@ -90,7 +90,7 @@ class Lifecycle:
 
 
 class Requantization:
-    """One change of the weights' scheme: a step of it each turn.
+    """One change of the weights' scheme, which `advance` takes a step further.
 
     Shrinks the cache if necessary, replaces part after part, then grows the cache into the freed memory.
     After an error or a cancel it replaces the parts back. Until it is over, the model is a mixture that must
@@ -121,7 +121,7 @@ class Requantization:
     def cancel(self, reason: str) -> None:
         self._error = self._error or reason
 
-    def turn(self, runner: Runner) -> None:
+    def advance(self, runner: Runner) -> None:
         """Make room in the cache, or replace one part, forward or back."""
         if not self._started:
             self._started = True

@@ -61,14 +61,14 @@ class Mailbox:
     def _put_after(self, before: Callable[[], object], answer: Future[T], work: Callable[[], T]) -> None:
         try:
             before()
-        except Exception as error:  # it belongs to the sender
+        except Exception as error:  # the sender gets it
             answer.set_exception(error)
         else:
             if not self._take(self._waiting.put, partial(_run, answer, work)):
                 answer.set_exception(EngineDead(_CLOSED))
 
     def close(self) -> None:
-        """Accept no more commands. A waiting `drain` returns."""
+        """Stop accepting commands. A waiting `drain` returns."""
         with self._gate:
             self.closed = True
             self._waiting.put(None)
@@ -93,7 +93,7 @@ class Mailbox:
 
 
 def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
-    """Resolve the future. Any exception belongs to the sender."""
+    """Resolve the future. The sender gets any exception."""
     try:
         answer.set_result(work())
     except BaseException as error:

@@ -105,7 +105,7 @@ def snapshot(
         split=None if error else runner.split(),
         adapters=adapters,
         experts=None if error else runner.experts(),
-        block_groups=scheduler.kv.each,
+        block_groups=scheduler.kv.group_count,
     )
 
 
@@ -137,15 +137,15 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
 
 
 def _blocks(scheduler: Scheduler) -> BlockView:
-    pool, each = scheduler.pool, scheduler.kv.each
+    pool, groups = scheduler.pool, scheduler.kv.group_count
     owner = pool.owner.copy()
     # Only the last block of a running request can be partly filled.
     filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
     for request in scheduler.running:
-        full = request.launched // pool.block_size * each
-        filled[request.blocks[full : full + each]] = request.launched % pool.block_size
-        filled[request.blocks[full + each :]] = 0
-    columns = (pool.refs, pool.used_at, pool.place // each, pool.left, pool.moved)
+        full = request.launched // pool.block_size * groups
+        filled[request.blocks[full : full + groups]] = request.launched % pool.block_size
+        filled[request.blocks[full + groups :]] = 0
+    columns = (pool.refs, pool.used_at, pool.place // groups, pool.dropped, pool.moved)
     refs, used_at, place, left, moved = (column.copy() for column in columns)
     for column in (refs, owner, filled, used_at, place, left, moved):
         column.setflags(write=False)

@@ -26,7 +26,7 @@ def send_orders(scheduler: Scheduler, runner: Runner) -> None:
 
 
 def pause(scheduler: Scheduler) -> float:
-    """Seconds until the next poll: in time with how long a load takes, so that polling adds little to it."""
+    """Seconds until the next poll: a fraction of the time a load has taken, so that polling adds little."""
     began = max((request.since for request in scheduler.transfers.incoming), default=-math.inf)
     return min(POLL, max(POLL / 10, (scheduler.clock() - began) / 16))
 
@@ -40,7 +40,7 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
         _report(scheduler, moving, end.seconds, end.error)
         if moving.request is not None and not scheduler.requests:
             # When the last request ended, this transfer held its blocks.
-            scheduler.sinking.turn(scheduler.step, scheduler.rules.step_tokens, idle=True)
+            scheduler.sinking.copy_ahead(scheduler.step, scheduler.rules.step_tokens, idle=True)
     for moving in compute_late(scheduler):
         assert moving.request is not None
         _report(scheduler, moving, moving.request.waited, "slower than computing them again")

@@ -2,13 +2,14 @@
 
 On a GPU the first step of a kind compiles its kernels, and the first of a batch size captures the graph that
 the others replay. The warm-up compiles most kernels in parallel, sends requests of its own, and captures the
-graphs of usual steps, of some batch sizes (execution/cuda/sizes.py). Others come first: when one arrives,
-ours end, and the part they belong to runs again once the engine is idle. Graphs of rarer steps are captured
-when it has nothing else to do, one at a time: a step that needs one before then captures it. First those of
-steps with pieces of prompts, each of which only its own graph holds: the first prompts of a burst would wait
-for it. Of steps that wait for blocks from host memory, layer by layer, those of usual messages are captured:
-a capture takes longer than such a wait saves. Steps with adapters have graphs of their own, which it captures
-once an adapter is loaded.
+graphs of the usual steps, for some batch sizes (execution/cuda/sizes.py). Other requests have priority: when
+one arrives, the warm-up's requests end, and the part that sent them runs again once the engine is idle.
+
+Other graphs are captured one at a time while the engine is idle; a step that needs one earlier captures it
+itself. Steps with pieces of prompts come first: each has only its own graph, and the first prompts of a burst
+would wait for it. Rarer decodes follow, and steps that wait layer by layer for blocks from host memory. Of
+these only usual messages are captured, because a capture takes longer than one such wait saves. Steps with
+adapters have their own graphs, which are captured once an adapter is loaded.
 """
 
 from collections import deque
@@ -28,7 +29,7 @@ from engine.timeline import Stopwatch
 
 _TOGETHER = 8  # kinds of steps; commands wait until their kernels are handed to the compiler
 _PATIENCE = 0.02  # seconds that commands wait for the compiler
-_LOADED = 25  # such waits until kernels are there that only had to be loaded
+_LOADED = 25  # such waits until kernels that only need loading are ready
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
 _DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts
@@ -135,24 +136,27 @@ class WarmUp:
         scheduler.pace.forget()
 
     def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
-        """Those before the first request, and those for an idle engine."""
+        """The parts before the first request, and those for an idle engine."""
         longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
-        lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
-        prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
         first = first_sizes(self._sizes)
         early = [kind for kind in batches if kind.rows in first and kind.long]  # these can hold others, too
         late = [kind for kind in batches if kind not in early]
+        filtered = [kind for kind in batches if kind.filtered]
+        return self._first_parts(longest, early, late), self._idle_parts(longest, late, filtered)
+
+    def _first_parts(self, longest: int, early: list[StepKind], late: list[StepKind]) -> Sequence[Part]:
+        lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
+        prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         sampled = [StepKind(1, long=True, sampling=each) for each in RARE]
         sampled += [StepKind(0, longest, sampling=each) for each in RARE]
         run = [each for each in reversed(lengths) if each >= min(_LIBRARY, longest)]
-        piece_sizes = self._engine.runner.piece_sizes
-        largest = max(piece_sizes, default=0)
+        largest = max(self._engine.runner.piece_sizes, default=0)
         graphs = [StepKind(0, each, pieces=True) for each in run if each <= largest]
         full = [StepKind(1, longest - 1, long=True, pieces=True)] if 1 < longest <= largest else []
         counts = _DRAFTS if "draft" in self._engine.limits.speculation and longest > 5 * max(_DRAFTS) else ()
-        parts = [
+        return [
             partial(self._compile, prompts + early + graphs + full + sampled, late),
             *(partial(self._prompt, each) for each in run),
             *([partial(self._capture, full)] if full else ()),
@@ -164,21 +168,23 @@ class WarmUp:
             *(partial(self._draft, count) for count in counts),
             partial(self._measure, run),
         ]
-        sizes = [size for size in piece_sizes if size < 2 * longest]
+
+    def _idle_parts(self, longest: int, late: list[StepKind], filtered: list[StepKind]) -> Sequence[Part]:
+        sizes = [size for size in self._engine.runner.piece_sizes if size < 2 * longest]
         alone = [StepKind(0, size, pieces=True) for size in sizes]
         beside = [StepKind(1, size - 1, long=long, pieces=True) for size in sizes for long in (False, True)]
         holding = [kind for kind in beside if kind.long]  # these can hold the others
         waiting = [StepKind(0, size, pieces=True, waits=True) for size in sizes if size <= _MESSAGE]
-        rare = [kind for kind in late if not kind.filtered] + [kind for kind in batches if kind.filtered]
-        later = [
+        rare = [kind for kind in late if not kind.filtered] + filtered
+        parts = [
             partial(self._compile, alone + beside + waiting),
             partial(self._capture, alone + holding),
             *([partial(self._compile, late)] if late else ()),
             partial(self._capture, rare + waiting),
         ]
         if self._engine.scheduler.pace.factor is not None:  # then most steps with prompts have pieces
-            later.append(partial(self._capture, beside))
-        return parts, later
+            parts.append(partial(self._capture, beside))
+        return parts
 
     def _compile(self, kinds: Sequence[StepKind], beside: Sequence[StepKind] = ()) -> Iterator[None]:
         """Compile all of them in parallel: alone, a step keeps few cores busy.

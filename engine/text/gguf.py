@@ -41,12 +41,7 @@ _SPLITS = {
 }
 _GPT2 = ("gpt-2", "olmo", "mpt")  # by the pattern of GPT-2
 _DIGITS = ("smollm", "starcoder", "refact", "command-r")  # the same, and each digit is a word
-_WHOLE_WORDS = (
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "tekken",
-)  # a word that is a token is never merged from parts
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")  # a word that is a token is not merged
 _COMPOSED = ("qwen2", "deepseek-r1-qwen", "command-r")  # normalized to NFC first
 _START = ("llama3", "llama-v3", "llama-bpe", "tekken")  # a text starts with the start token by default
 

@@ -19,7 +19,7 @@ _COUNTED = ("blocks", "B")  # units of figures that are mostly the same in all s
 
 
 def drifting(cases: Sequence[tuple[Figure, ...]]) -> list[tuple[Figure, ...]]:
-    """The figures of all cases of a question, with the drift that is to be expected."""
+    """The figures of all cases of a question, with the expected drift."""
     drift = _by_kind(figure for figures in cases for figure in figures)
     return [
         tuple(

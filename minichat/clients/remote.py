@@ -35,7 +35,7 @@ class Home(Protocol):
         ...
 
     def gone(self) -> str:
-        """Why the engine will not answer any more; empty while it may."""
+        """Why the engine will not answer again; empty while it may."""
         ...
 
 

@@ -9,6 +9,14 @@ REQUESTS_A_REPLICA = 32  # with --min-replicas, on average
 
 def add_model(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("model and engine")
+    _add_weights_and_devices(group)
+    _add_scheduling(group)
+    _add_cache_size(group)
+    _add_drafts_and_adapters(group)
+    _add_compression(group)
+
+
+def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         type=given,
@@ -39,6 +47,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
         choices=["auto", "float32", "bfloat16", "float16"],
         help="dtype of the weights (default: the checkpoint's)",
     )
+
+
+def _add_scheduling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--attention", default="auto", metavar="NAME", help="attention backend (see doctor)")
     group.add_argument(
         "--policy",
@@ -59,6 +70,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
         help="a step of replies may take at most N times as long because of prompts: they are computed in "
         "pieces that allow it, as measured by the engine (default: no limit)",
     )
+
+
+def _add_cache_size(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
@@ -76,6 +90,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
         "(default: auto for the screen, off for other commands)",
     )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
+
+
+def _add_drafts_and_adapters(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--draft",
         type=given,
@@ -92,6 +109,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
         metavar="NAME=PATH",
         help="a LoRA adapter in PEFT's format: a folder, or a name on the hub; repeatable",
     )
+
+
+def _add_compression(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--quantization",
         default="none",

@@ -116,7 +116,7 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
 
 
 def _text(name: str | None) -> str:
-    """The text of a file; empty if minichat's own text is to be used."""
+    """The text of a file; empty: minichat's own text is used."""
     if name is None:
         return ""
     try:

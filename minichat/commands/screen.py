@@ -56,8 +56,10 @@ def show(
     draw_on_terminal()
     share()
     with loading("screen"):
-        from minichat.app import RESTART, MinichatApp, Start
+        from minichat.app import MinichatApp
         from minichat.chats.store import Store
+        from minichat.features.leaving import RESTART
+        from minichat.start import Start
 
     fix_alt_keys()
     settings = loaded.settings

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.fleet.scaling import Autoscaler
     from engine.host.client import EngineClient
     from engine.host.launching import Launch
+    from engine.server.config import ServerConfig
     from engine.server.http.listen import Server
     from engine.server.startup import Startup
 
@@ -75,7 +76,7 @@ class ServerCallbacks:
     ready: Callable[[], None]
     log: Path
     died: Callable[[str], None] = lambda why: None
-    phase: Callable[[str], None] = lambda doing: None  # called with what the start does now
+    phase: Callable[[str], None] = lambda doing: None  # called with the phase of the start
 
 
 def run(options: argparse.Namespace) -> int:
@@ -167,25 +168,8 @@ def listen(
     uds: Path | None,
     callbacks: ServerCallbacks,
 ) -> int:
-    from engine.server.config import ServerConfig
-
     _room_for_sockets()
-    name, *aliases = served_names(options)
-    config = ServerConfig(
-        name=name,
-        aliases=tuple(aliases),
-        version=__version__,
-        keys=keys,
-        origins=tuple(options.cors),
-        any_host=options.insecure or uds is not None,
-        in_flight=options.max_in_flight,
-        per_key=min(options.max_per_key, options.max_in_flight),
-        max_priority=options.max_priority,
-        log_prompts=options.log_prompts,
-        max_body=options.max_body * 2**20,
-        drain=options.drain,
-        metrics_prefix=options.metrics_prefix,
-    )
+    config = _server_config(options, keys, any_host=options.insecure or uds is not None)
     _log(options)
     engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
@@ -236,6 +220,27 @@ def listen(
         startup.host.add_done_callback(lambda done: built.end() if done.exception() else None)
         built.run([bound])
     return _close(startup, built)
+
+
+def _server_config(options: argparse.Namespace, keys: tuple[str, ...], *, any_host: bool) -> "ServerConfig":
+    from engine.server.config import ServerConfig
+
+    name, *aliases = served_names(options)
+    return ServerConfig(
+        name=name,
+        aliases=tuple(aliases),
+        version=__version__,
+        keys=keys,
+        origins=tuple(options.cors),
+        any_host=any_host,
+        in_flight=options.max_in_flight,
+        per_key=min(options.max_per_key, options.max_in_flight),
+        max_priority=options.max_priority,
+        log_prompts=options.log_prompts,
+        max_body=options.max_body * 2**20,
+        drain=options.drain,
+        metrics_prefix=options.metrics_prefix,
+    )
 
 
 def _start(starting: Callable[[], "EngineClient"], startup: "Startup") -> None:
@@ -308,7 +313,7 @@ def engine(
 
 
 def _autoscaler(options: argparse.Namespace, fleet: "EngineClient") -> "Autoscaler | None":
-    """Start what starts and stops replicas, if it is to."""
+    """Start the autoscaler, if the number of replicas may change."""
     if options.min_replicas is None or options.replicas == 1:
         return None
     from engine.fleet.scaling import Autoscaler

@@ -37,11 +37,12 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     terminal = Terminal.found()
     adapt_environment(terminal)
     draw_on_terminal()
-    from minichat.app import MinichatApp, Start
+    from minichat.app import MinichatApp
     from minichat.chats.store import Store
     from minichat.clients.local import LocalBackend
     from minichat.features.tour.feature import KEEP
     from minichat.features.tour.pages import BLOCKS
+    from minichat.start import Start
 
     fix_alt_keys()
     loaded = load(paths.settings)

@@ -58,7 +58,7 @@ def _wait(waiting: Waiting) -> None:
 
 
 def serve_words(options: argparse.Namespace) -> list[str]:
-    """The options that `serve` accepts, too: the model and its engine."""
+    """The options that `serve` also accepts: the model and its engine."""
     known = vars(parser().parse_args(["serve"]))
     given = {name: value for name, value in vars(options).items() if name in known}
     return words_of(argparse.Namespace(**given | {"command": "serve"}))[1:]

@@ -42,9 +42,8 @@ class Context:
     commands: Sequence["ScreenCommand"]  # of all features
     run: Callable[["ScreenCommand"], Awaitable[None]]  # as its key would
     do: Callable[[Callable[[], object]], Awaitable[None]]  # run other work that may touch the disk
-    leaving: list[Callable[[], bool]] = field(
-        default_factory=list
-    )  # called on Esc; return whether something closed
+    # Called on Esc; return whether something closed.
+    leaving: list[Callable[[], bool]] = field(default_factory=list)
     _parts: dict[type[object], object] = field(default_factory=dict)
 
     def add(self, part: object) -> None:

@@ -60,7 +60,7 @@ class EngineLifecycle:
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
         restart = [f"{again} restarts {what}"]
-        if isinstance(self._failed, BadInput):  # an option or a setting, which stays what it is
+        if isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
             restart = [f"Quit ({leave}) and change the options"]
         elif isinstance(self._failed, _OF_THE_MODEL) and not isinstance(self._failed, HubUnreachable):
             restart = []

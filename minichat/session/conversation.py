@@ -231,8 +231,7 @@ class Conversation:
             return
         message = self.chat.messages[-1] = replace(last, **_STREAMING)
         self._run(message, partial(self._read_on, past))
-        if self.view is not None:
-            self.view.show_messages()
+        self.show_messages()
 
     async def _read_on(self, past: Past, run: RunningReply, params: SamplingParams) -> Reply:
         run.go_on(past, self.services.clock())
@@ -245,15 +244,13 @@ class Conversation:
         """Clear the message, because its text will be streamed again from the start."""
         run.stale = False
         run.message = self.chat.messages[-1] = replace(run.message, text="", reasoning="")
-        if self.view is not None:
-            self.view.show_messages()
+        self.show_messages()
 
     def go_on(self, begin: Begin) -> None:
         """Continue the last message, a copy from another chat, from a position inside it."""
         message = replace(self.chat.messages[-1], text="", reasoning="", stats=None, **_STREAMING)
         self._save(message)
-        if self.view is not None:
-            self.view.show_messages()
+        self.show_messages()
         self._run(message, begin)
 
     def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
@@ -322,9 +319,7 @@ class Conversation:
         run.tokens += sum(len(delta.tokens) for delta in fresh)
         added = run.parts.push("".join(delta.text for delta in batch))
         run.pieces += [(len(delta.tokens), delta.text) for delta in batch]
-        if run.trace is not None:
-            run.trace.add(fresh)
-            run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
+        run.trace_text(fresh)
         logprobs = [one for delta in batch for one in delta.logprobs]
         if self.watching and logprobs:
             self.likely = logprobs[-1]
@@ -348,8 +343,7 @@ class Conversation:
         added = run.parts.flush()
         if added and self.view is not None:
             self.view.add_text(added, "")
-        if run.trace is not None:
-            run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
+        run.trace_text()
         stats = run.stats(run.last or self.services.clock(), self.chat.params)
         message = run.settled(self._written(run), finish, error, stats)
         self.run = None
@@ -394,5 +388,9 @@ class Conversation:
         """Delete the message and all after it."""
         self.services.store.cut(self.chat.id, message_id)
         self.chat.messages = [message for message in self.chat.messages if message.id < message_id]
+        self.show_messages()
+
+    def show_messages(self) -> None:
+        """Redraw the chat, if it is on the screen."""
         if self.view is not None:
             self.view.show_messages()

@@ -1,6 +1,7 @@
 """A running reply, and the interface of its view."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -91,6 +92,12 @@ class RunningReply:
     def new_trace(self, reply: Reply, prompt: Prompt, parts: tuple[tuple[int, int], ...]) -> Trace:
         """The trace of the request that computes this reply."""
         return Trace(reply.id, prompt, parts, reply.prompt_tokens, self.message.id, adapter=self.adapter)
+
+    def trace_text(self, fresh: Sequence[Delta] = ()) -> None:
+        """Record new tokens of the reply in its trace, and how much of their text is known."""
+        if self.trace is not None:
+            self.trace.add(fresh)
+            self.trace.begins, self.trace.shown = self.parts.begins, len(self.parts.text)
 
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""

@@ -12,7 +12,7 @@ from minichat.clients.protocol import Prompt, Reply
 from minichat.plural import plural
 from minichat.session.services import ChatServices
 
-_REPLY = 8  # a reply needs no more than this fraction of the context
+_REPLY = 8  # a reply needs at most this fraction of the context
 Parts = tuple[tuple[int, int], ...]  # of the prompt: message id (-1: none) and length
 
 

@@ -56,9 +56,8 @@ def table(name: str, values: Mapping[str, Any]) -> str:
 def _outside_long_strings(text: str) -> Iterator[tuple[int, str]]:
     """The lines that do not begin inside a multiline string."""
     fence = ""
-    for number, line in enumerate(
-        text.split("\n"), start=1
-    ):  # splitlines() splits at more characters than TOML does
+    lines = text.split("\n")  # splitlines() splits at more characters than TOML does
+    for number, line in enumerate(lines, start=1):
         if not fence:
             yield number, line
         rest = line

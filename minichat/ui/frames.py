@@ -130,7 +130,7 @@ class FrameScreen(Screen[Result]):
         self._compositor = Frames()
 
     def _on_timer_update(self) -> None:
-        """Draw, once the terminal has taken the last frame. Until then the timer goes on."""
+        """Draw, once the terminal has taken the last frame. Until then the timer keeps running."""
         driver = self.app._driver
         if not (isinstance(driver, TerminalDriver) and driver.behind):
             super()._on_timer_update()

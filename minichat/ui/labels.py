@@ -93,7 +93,7 @@ def facts(shot: Snapshot) -> str:
 
 
 def work(running: int) -> str:
-    """How many of this screen's chats get replies. Not "running": a request of theirs may be waiting."""
+    """How many of this screen's chats get replies. Not "running": a request may still be waiting."""
     return f"{running} replying" if running else "ready"
 
 

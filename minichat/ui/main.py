@@ -120,7 +120,7 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def on_key(self, event: Key) -> None:
-        """Type a character into the prompt if the part with the focus has no use for it."""
+        """Type a character into the prompt if the focused part does not handle it."""
         letter, used = event.character or "", event.key in self.active_bindings
         if not used and letter.isprintable() and letter.strip():
             self._into_prompt(event, letter)
@@ -214,8 +214,8 @@ class MainScreen(FrameScreen[None]):
         for each in self.chats:
             each.likely = None
             each.traces.clear()
-            if each.reading.reset() and each.view is not None:
-                each.view.show_messages()
+            if each.reading.reset():
+                each.show_messages()
 
     def wake(self) -> None:
         self.context.program.poller.wake()

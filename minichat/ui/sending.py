@@ -43,7 +43,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
 
 
 def retry(context: Context, message_id: int | None = None) -> None:
-    """Regenerate the last or the given reply. If that must fail, say why and leave the reply as it is."""
+    """Regenerate the last or the given reply. If that is not possible, say why and keep the reply."""
     active = context.chats.active
     last = active.chat.messages[-1:]
     refused = [_refusal(each, active) for each in last if each.refused and message_id in (None, each.id)]
@@ -62,7 +62,7 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
 
 
 def _refusal(failed: Message, active: Conversation) -> str:
-    """Why a reply cannot be regenerated. It may have failed of something else."""
+    """Why a reply cannot be regenerated. Its failure may have had another cause."""
     return f"no adapter {active.chat.adapter!r} is loaded" if failed.refused == "adapter" else failed.error
 
 

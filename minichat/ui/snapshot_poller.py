@@ -33,7 +33,7 @@ class SnapshotPoller:
 
     @property
     def resting(self) -> bool:
-        """Whether no more snapshots are taken until it is woken."""
+        """Whether it takes no snapshots until it is woken."""
         return self._task is None or self._task.done()
 
     def wake(self) -> None:

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
-from minichat.app import MinichatApp, Start
+from minichat.app import MinichatApp
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.clients.protocol import Reply
@@ -30,6 +30,7 @@ from minichat.features.quantization.feature import QuantizationPanel
 from minichat.settings import load
 from minichat.shell.paths import locate
 from minichat.shell.terminal import Terminal
+from minichat.start import Start
 from minichat.ui.error_boundary import FAILED
 from minichat.ui.main import MainScreen
 from minichat.ui.picture import strips_of

@@ -38,7 +38,7 @@ def weights(model: torch.nn.Module) -> int:
 
 def test_a_change_needs_at_most_one_layer_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = list[int]()
-    monkeypatch.setattr(changed_weights, "give_back", lambda: given_back.append(modules_and_bytes()[1]))
+    monkeypatch.setattr(changed_weights, "trim_heap", lambda: given_back.append(modules_and_bytes()[1]))
     gc.collect()
     gc.freeze()  # objects of other tests are not scanned 42 times
     model = load_model(ModelPlace("it", folder), dtype="bfloat16")

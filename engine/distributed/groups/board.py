@@ -1,4 +1,4 @@
-"""Notes that all ranks of an engine see: where they find each other, and when they are to stop.
+"""Notes that all ranks of an engine see: where they find each other, and when they must stop.
 
 Every process has a board. That of rank 0 is connected to all others, and passes their notes on.
 """

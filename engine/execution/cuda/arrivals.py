@@ -85,9 +85,9 @@ class Arrivals:
         self._followed.append(end)
 
     def awaited(self, step: Step, *, kernels: bool) -> AbstractContextManager[None]:
-        """Launch a step that waits for what it follows. `kernels`: the forward pass calls `wait`.
+        """Launch a step that waits for the transfers it follows. `kernels`: the forward pass calls `wait`.
 
-        Later steps need not wait, since they run after it. A step that fails leaves that to the next one.
+        Later steps run after it, so they do not wait again. If it fails, the next one waits.
         """
         return self._following(step, kernels) if self._followed else _FOLLOWS_NONE
 

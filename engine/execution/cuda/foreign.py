@@ -1,4 +1,4 @@
-"""Steps of models that are no decoders of ours, with our attention, sampling and CUDA graphs.
+"""Steps of models that transformers runs, with our attention, sampling and CUDA graphs.
 
 The model's own code runs between attention kernels, as it is. A graph can hold it only if it neither waits
 for the device nor takes numbers of the step from the host. Nothing promises that, so a step is tried.

@@ -167,7 +167,7 @@ class DecodeSteps:
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, rows, ids, None)[0]
 
-    def hand_on(self, rows: Rows, ids: np.ndarray) -> bool:
+    def pass_on(self, rows: Rows, ids: np.ndarray) -> bool:
         """In a stage before the last one, run the step and send what it computes to the next stage.
 
         False in the last stage, which samples instead.

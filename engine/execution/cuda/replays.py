@@ -34,10 +34,10 @@ class Replays(NamedTuple):
     device: torch.device
 
     def decode(self, piece: ModelInput, launched: InFlightStep) -> bool:
-        """Run a step of decodes, and set `launched.sample`. False: it is another, or no graph holds it."""
+        """Run a step of decodes, and set `launched.sample`. False: no graph can hold it."""
         if not piece.replayable(self.steps.sizes[-1]) or not self._adapts(piece):
             return False
-        if not self.steps.hand_on(piece.rows, piece.ids):
+        if not self.steps.pass_on(piece.rows, piece.ids):
             launched.sample = self._sampled(piece)
         return True
 

@@ -42,7 +42,7 @@ class PairAttention(GroupedAttention):
 
 
 class EagleHead(nn.Module):
-    """Created empty. `config`: the head's own. The embedding is its own or the model's."""
+    """Created empty. `config`: of the head. It has its own embedding or uses the model's."""
 
     def __init__(
         self, config: DecoderConfig, model: Decoder, vocab: int, *, embeds: bool, norms_residual: bool

@@ -67,7 +67,7 @@ class HeadDrafter:
         return self._heads.blank
 
     def keep(self, hidden: Tensor, rows: Rows) -> None:
-        """Keep the last state of each row. Drafts are rows of their own, so each of theirs is kept."""
+        """Keep the last state of each row. Drafts are separate rows, so the states of all are kept."""
         for row, tokens in by_row(rows):
             self._states.keep(row, hidden[tokens])
 

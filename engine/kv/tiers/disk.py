@@ -57,7 +57,7 @@ class DiskTier(Tier):
         self._waiting: dict[BlockName, np.ndarray | None] = {}  # not written yet; None: not copied yet
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
-        self._ended = False  # what waits is not written any more
+        self._ended = False  # waiting blocks are not written
         self.reset()
         self._guarded(self._look)  # now, so that the first request finds the blocks of earlier engines
 

@@ -29,14 +29,14 @@ def below(
     tiers: Iterable[Tier],
     loadable: Loadable,
 ) -> Below | None:
-    """What the tier has that takes the request farthest, and farther than `hits`; on a tie, the upper tier.
+    """The longest continuation of the prefix beyond `hits` that a tier has; on a tie, the upper tier's.
 
     `cached`: whether blocks of other requests count.
     """
     if request.stored is None and not cached:
         return None
     search = _in_order if kv.groups.plain else _with_windows
-    found, most = None, len(hits) // kv.each * kv.pool.block_size
+    found, most = None, len(hits) // kv.group_count * kv.pool.block_size
     for tier in tiers:
         each = search(kv, request, hits, tier, loadable)
         if each is not None and each.tokens > most:

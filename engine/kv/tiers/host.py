@@ -19,7 +19,7 @@ class SwapSpace(Protocol):
         """Host blocks, also those that are still being prepared."""
 
     def host_ready(self, *, least: int = 0) -> int:
-        """How many of them can be used, the lowest numbers. Waits for `least`, unless no more will come."""
+        """How many can be used, from number 0 on. Waits for `least`, unless preparing them has ended."""
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy device blocks to host blocks."""
@@ -28,7 +28,7 @@ class SwapSpace(Protocol):
         """Copy host blocks to device blocks."""
 
     def close(self) -> None:
-        """Prepare no more host blocks."""
+        """Stop preparing host blocks."""
 
 
 class HostTier(Tier):

@@ -93,7 +93,7 @@ class Segment:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the generation. A device's memory is given back when no copy uses it any more."""
+        """Forget the generation. A device's memory is given back once no copy uses it."""
         self.generation = self.seen = self.size = 0
         self.slab: Any = None
         self._lender: Lender | None = None  # None: the blocks are in host memory

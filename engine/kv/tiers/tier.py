@@ -130,7 +130,7 @@ class Tier(Protocol):
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer: ...
 
     def release(self, names: Sequence[BlockName]) -> None:
-        """No request waits for these any more; their space can be reused."""
+        """Reuse the space of these when needed: no request waits for them."""
 
     def own(self, names: Sequence[BlockName], owner: str) -> None:
         """These blocks belong to the owner, too. Only persistent tiers are asked."""

@@ -30,7 +30,7 @@ _READ = frozenset(
         "peft_type", "r", "rank_pattern", "target_modules", "task_type", "use_rslora",
     }
 )  # fmt: skip
-# Other ways to initialize also change the base weights, so they need other base weights than ours.
+# Other ways to initialize also change the base weights, so they do not fit ours.
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 

@@ -1,4 +1,4 @@
-"""Families of transformers that do not call its attention interface: a method of theirs is replaced.
+"""Families of transformers that do not call its attention interface: one of their methods is replaced.
 
 Outside of a visit the original one runs, which is what the probe compares with.
 """

@@ -89,7 +89,7 @@ def under(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def beside(root: str, names: Mapping[str, str]) -> Mapping[str, str]:
-    """The same, with the head in there, too."""
+    """The same names, with the head included."""
     return {**under(f"{root}.model", names), "head": f"{root}.lm_head"}
 
 

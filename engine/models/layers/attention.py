@@ -183,10 +183,7 @@ class WideNormAttention(GroupedAttention):
         )
         return queries, keys
 
-    fused = Part.fused
-
-    def takes_single(self, gpu: "GpuKernels") -> bool:
-        return False
+    fused, takes_single = Part.fused, Part.takes_single
 
 
 class GrowingAttention(GroupedAttention):
@@ -209,10 +206,7 @@ class GrowingAttention(GroupedAttention):
             q = grown(q, step.positions + 1, self.floor, self.growth)
         return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
 
-    fused = Part.fused
-
-    def takes_single(self, gpu: "GpuKernels") -> bool:
-        return False
+    fused, takes_single = Part.fused, Part.takes_single
 
 
 class LengthenedAttention(GroupedAttention):
@@ -266,10 +260,7 @@ class SlopedAttention(GroupedAttention):
             q, k, v = made.split_with_sizes((*self.heads, self.parts[1]), 1)
         return self.product("out", step.attend(self.index, q, k, v).flatten(1), step)
 
-    fused = Part.fused
-
-    def takes_single(self, gpu: "GpuKernels") -> bool:
-        return False
+    fused, takes_single = Part.fused, Part.takes_single
 
 
 class GatedAttention(GroupedAttention):

@@ -12,7 +12,7 @@ from engine.models.layers.part import Part, Slot
 from engine.models.layers.sharding import WHOLE, Sharding
 from engine.models.layers.step import StepContext
 
-Term = Callable[[Part, Tensor], Tensor]  # a part's term, given what it reads; over ranks, the sum of theirs
+Term = Callable[[Part, Tensor], Tensor]  # a part's term, given what it reads; over ranks, their sum
 
 
 class Block(nn.Module):
@@ -114,7 +114,7 @@ class ScaledBlock(Block):
 
 
 class NormedTermBlock(Block):
-    """Each part's term is normed before it is added. Whether a part also norms what it reads is its own."""
+    """Each part's term is normed before it is added. A part may also norm what it reads."""
 
     takes_single = False
 

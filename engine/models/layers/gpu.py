@@ -235,7 +235,7 @@ class Residual:
         return self.stream
 
     def add(self, term: Tensor, norm: nn.Module | None = None) -> None:
-        """Add a part's term to the stream, or its norm; over ranks, the sum of theirs."""
+        """Add a part's term to the stream, or its norm; over ranks, their sum."""
         whole = term if self.collective is None else self.collective.sum(term)
         self.stream.add_(whole if norm is None else norm(whole))
 

@@ -49,7 +49,7 @@ async def unless_gone(scope: Mapping[str, Any], receive: Any, work: Coroutine[An
     client: Client | None = scope.get(CLIENT)
     if client is not None:
         return await client.waits_for(work)
-    client = Client()  # of a server that tells only those who receive
+    client = Client()  # the server reports a disconnect only through `receive`
     watching = asyncio.ensure_future(_watch(receive, client))
     try:
         return await client.waits_for(work)

@@ -26,13 +26,13 @@ class Opening:
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     async def begin(self) -> None:
-        """Start to wait. An engine that is ready is let in at once."""
+        """Start waiting. If the engine is ready, open at once."""
         self._task = asyncio.create_task(self._run())
         if self._startup.ready is not None:
             await self._task
 
     async def wait(self) -> None:
-        """Return when requests may go on. Raises why they may not."""
+        """Return when requests may continue. Raises the reason if they cannot."""
         assert self._task is not None
         await asyncio.shield(self._task)
 
@@ -58,7 +58,7 @@ class Opening:
 
 
 class LoadingMiddleware:
-    """The innermost middleware: what waits here has a valid key."""
+    """The innermost middleware: requests that wait here have a valid key."""
 
     def __init__(self, app: App, opening: Opening) -> None:
         self._app, self._opening = app, opening

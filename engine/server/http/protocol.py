@@ -35,8 +35,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     _in_head = True
     _head = 0  # bytes of the head, without those that came with an earlier request
-    _arriving = 0  # bytes of the data at hand
-    _refused = False  # whatever else arrives is ignored
+    _arriving = 0  # bytes of the current data
+    _refused = False  # any further data is ignored
     _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait
     _client: Client | None = None  # of that request
     _timeout: asyncio.TimerHandle | None = None

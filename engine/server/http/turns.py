@@ -9,8 +9,8 @@ _TOGETHER = 4  # requests; reading one takes about a millisecond
 class Turns:
     """Has requests begin in the order of their arrival.
 
-    The event loop alone would take a step of each request in turn, so that the first one is answered when
-    the last one has been read. In between, now, it answers those that have begun.
+    The event loop alone would run one step of each request in turn, so that the first one is answered only
+    after the last one has been read. With turns, it answers those that have begun before it reads more.
     """
 
     def __init__(self) -> None:

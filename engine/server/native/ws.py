@@ -83,7 +83,7 @@ class GenerationSocket:
         await self._socket.close(1001, "the server is shutting down")
 
     async def _started(self) -> bool:
-        """Return whether replies run, once the message at hand is answered."""
+        """Return whether replies run, once the current message is answered."""
         async with self._handling:
             return bool(self._tasks)
 

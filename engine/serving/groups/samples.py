@@ -98,7 +98,7 @@ class SampleGroup:
                 salt=root.salt,
                 adapter=root.adapter,
                 group=self.id,
-                guided_from=min(root.guided_from, self._base),  # a first token in flight is not theirs
+                guided_from=min(root.guided_from, self._base),  # a first token in flight belongs to the root
             )
             child.scored = root.scored
             self.members.append(child)

@@ -58,7 +58,7 @@ class Origin:
     @classmethod
     def of(cls, scheduler: Scheduler, runner: Runner, vocab: int) -> "Origin":
         slots, width = scheduler.tables.grid.shape
-        pool, groups = scheduler.pool, scheduler.kv.each
+        pool, groups = scheduler.pool, scheduler.kv.group_count
         bounds = Bounds(slots, width, pool.block_size, pool.size, vocab, groups)
         return cls(bounds, runner.weights_scheme, scheduler.kv.kv_scheme, scheduler.transfers.sizes)
 

@@ -24,10 +24,7 @@ from minichat.bench.load.traces import opened
 WORDS = "the sea old stone of river light under hill water in quiet window a first rain to".split()
 _VOCAB = 3000  # ids of prompts stay below it, so that usual models take them
 _TICKS = os.sysconf("SC_CLK_TCK")
-_START, _END = (
-    1200.0,
-    60.0,
-)  # most seconds until a server is ready (large models are read), and until it ended
+_START, _END = 1200.0, 60.0  # most seconds until a server is ready, with a large model, and until it ended
 
 Length = tuple[float, int, int]  # when it arrives, tokens of the prompt, tokens of the reply
 

@@ -45,7 +45,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 
 def _device(setup: Setup, bench: Bench) -> None:
-    speeds = setup.engine().speeds()
+    speeds = setup.engine().runner.speeds()
     bench.note("reads weights at", speeds.read / 1e9, "GB/s")
     bench.note("multiplies at", speeds.multiply / 1e9, "GFLOP/s")
 

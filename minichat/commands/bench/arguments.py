@@ -21,13 +21,21 @@ SHAPES = ("0.6B", "8B", "335M")
 def add_bench(command: argparse.ArgumentParser) -> None:
     lines = "; ".join(f"{name}: {line}" for name, line in QUESTIONS.items())
     command.add_argument("question", choices=list(QUESTIONS), metavar="QUESTION", help=lines)
-    group = command.add_argument_group("results")
+    _add_results(command.add_argument_group("results"))
+    _add_workload(command.add_argument_group("workload"))
+    _add_peers(command.add_argument_group("peers"))
+    add_model(command)
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", metavar="FILE", help="append a line per finished case; cases that it holds are not repeated"
     )
     group.add_argument("--plot", metavar="FILE.svg", help="also save the figures as an SVG")
     group.add_argument("--compare", metavar="FILE", help="show the ratio to the figures of an earlier --json")
-    group = command.add_argument_group("workload")
+
+
+def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--only",
         action="append",
@@ -90,7 +98,9 @@ def add_bench(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often all cases are measured, with new engines (default: 2; quick, memory, peers: 1)",
     )
-    group = command.add_argument_group("peers")
+
+
+def _add_peers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--peer",
         type=given,
@@ -102,4 +112,3 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=whole, default=1, metavar="N", help="of each engine on a CPU (default: 1)"
     )
-    add_model(command)

@@ -21,10 +21,7 @@ from minichat.ui.transcript.glyphs import one_line
 
 _FOUND = 50
 _TITLE = 40  # cells of a title; the note fits beside it
-_HIT_TITLE, _HIT_BEFORE = (
-    20,
-    8,
-)  # cells of a title, and letters before the match, so that the match is visible
+_HIT_TITLE, _HIT_BEFORE = 20, 8  # cells of a title, and letters before the match, which stays visible
 _DELETE = "chat.delete"
 
 

@@ -152,9 +152,8 @@ class Picking:
         picker, words = self._picker, self._context.program.backend.words
         picker.shares = [walk.share(at) for at in range(len(walk.trace.tokens))]
         picker.at, picker.trouble = walk.at, ""
-        if not picker.words or not all(
-            picker.words[at] for at in picker.seen()
-        ):  # a remote engine supplies the text later
+        # A remote engine supplies the text later.
+        if not picker.words or not all(picker.words[at] for at in picker.seen()):
             picker.words = words(walk.trace.tokens)
         entry = walk.trace.logprobs.get(walk.at)
         former = " before the conversion" if walk.at in walk.trace.former else ""

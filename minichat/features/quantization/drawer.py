@@ -18,24 +18,13 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.api.snapshot import SchemeView, Snapshot
-from minichat.models.progress import size
-from minichat.models.welcome import is_dry
-from minichat.plural import plural
+from minichat.features.quantization import figures
+from minichat.features.quantization.figures import LABEL, Row
 from minichat.ui.dialogs.options import Options
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 
-_LABEL, _FIGURE = 13, 9  # cells
-_BAR = 20  # cells of the progress bar
-_PURPOSES = {
-    "weights": "weights",
-    "cache": "KV cache",
-    "host_cache": "host cache",
-    "workspace": "workspace",
-    "device_free": "free",
-}
-
-Row = tuple[str, str, float | None]  # label, figure, and share for a bar
+_FIGURE = 9  # cells
 
 
 class Figures(Widget):
@@ -48,9 +37,9 @@ class Figures(Widget):
         return Content("\n").join(self._line(*row) for row in self.rows)
 
     def _line(self, label: str, figure: str, share: float | None) -> Content:
-        line = [(f"{label:{_LABEL}}", "$text-muted"), (figure, "$text")]
+        line = [(f"{label:{LABEL}}", "$text-muted"), (figure, "$text")]
         if share is not None:
-            room = max(self.size.width - _LABEL - _FIGURE - 2, 0)
+            room = max(self.size.width - LABEL - _FIGURE - 2, 0)
             full = min(round(share * room), room) or int(share > 0 and room > 0)
             line[1] = (f"{figure:>{_FIGURE}}  ", "$text")
             line += [(self.marks.bar * full, "$primary"), (self.marks.rest * (room - full), "$text-muted")]
@@ -89,18 +78,18 @@ class Schemes(Options):
     def _show(self) -> None:
         schemes, times, present, marks = self._seen
         padding = self.get_component_styles("option-list--option").padding.width
-        width = max(self.scrollable_content_region.width - padding - _LABEL, 1)
+        width = max(self.scrollable_content_region.width - padding - LABEL, 1)
         if (shown := (*self._seen, width)) == self._shown:
             return
         at, self._shown, prompts = self.highlighted, shown, dict[str, Content]()
         for above, each in zip((None, *schemes), schemes, strict=False):
             mark = marks.bar if each.name == present else " "
-            line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
+            line = f"{mark} {each.name:{LABEL - 2}}", "$text-muted" if each.why_not else "$text"
             again = above is not None and above.why_not == each.why_not
             lines = ["as above"] if again else wrap(each.why_not, width)
             if not each.why_not:
-                lines = costs(each, times.get(each.name, ""), width)
-            rest = f"\n{' ' * _LABEL}".join(lines)
+                lines = figures.costs(each, times.get(each.name, ""), width)
+            rest = f"\n{' ' * LABEL}".join(lines)
             prompts[each.name] = Content.assemble(line, (rest, "$text-muted"))
         if [each.id for each in self.options] == [*prompts]:  # a new list would scroll to its highlight
             for name, prompt in prompts.items():
@@ -184,17 +173,17 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         self.remove_class("-unloaded")
-        self.scheme.rows = scheme(snapshot)
-        self.memory.rows = memory(snapshot.memory)
-        self.room.rows = room(snapshot)
-        offered, forms = schemes(snapshot), snapshot.kv_schemes
-        self.schemes.see(
-            offered, times(snapshot, offered, of_cache=False), snapshot.quantization, self._marks
-        )
-        self.forms.see(forms, times(snapshot, forms, of_cache=True), snapshot.kv_scheme, self._marks)
+        self.scheme.rows = figures.scheme(snapshot)
+        self.memory.rows = figures.memory(snapshot.memory)
+        self.room.rows = figures.room(snapshot)
+        offered, forms = figures.schemes(snapshot), snapshot.kv_schemes
+        times = figures.times(snapshot, offered, of_cache=False)
+        self.schemes.see(offered, times, snapshot.quantization, self._marks)
+        times = figures.times(snapshot, forms, of_cache=True)
+        self.forms.see(forms, times, snapshot.kv_scheme, self._marks)
         self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
         self._changing = snapshot.change is not None and not snapshot.change.over
-        self.change.update(Content(change(snapshot, self._marks)))
+        self.change.update(Content(figures.change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
         self._snapshot = snapshot
         self._preview()
@@ -212,7 +201,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             of_forms = self.forms.has_focus
             option = (self.forms if of_forms else self.schemes).highlighted_option
             name = option.id if option is not None and option.id else ""
-            lines = preview(self._snapshot, name, self._marks, of_cache=of_forms)
+            lines = figures.preview(self._snapshot, name, self._marks, of_cache=of_forms)
             self.preview.update(Content("\n").join(lines))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -224,155 +213,3 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
     def action_leave(self) -> None:
         """Cancel a running conversion; otherwise close the drawer."""
         self.post_message(self.WeightSchemeChosen("") if self._changing else self.LeaveRequested())
-
-
-def scheme(shot: Snapshot) -> tuple[Row, ...]:
-    if is_dry(shot):
-        return ("model", shot.model, None), ("weights", "none (dry run)", None)
-    if shot.quantization == "none":
-        weights: tuple[Row, ...] = (("weights", f"{shot.dtype}, not quantized", None),)
-    else:
-        weights = (("weights", shot.quantization, None), ("computed in", shot.dtype, None))
-    return (
-        ("model", shot.model, None),
-        *weights,
-        ("KV cache", shot.kv_dtype or "unknown", None),
-        ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
-        *([("sizes", "of one rank", None)] if shot.ranks else []),
-    )
-
-
-def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:
-    """The schemes of the weights. The size of the present one is measured, except while it changes."""
-    held = shot.memory.get("weights", 0) if shot.change is None or shot.change.over else 0
-    return tuple(
-        each._replace(nbytes=held) if held and each.name == shot.quantization else each
-        for each in shot.schemes
-    )
-
-
-def times(shot: Snapshot, offered: Sequence[SchemeView], *, of_cache: bool) -> dict[str, str]:
-    """The measured times of a step, by scheme, for as many rows as the newest step had."""
-    return {each.name: time for each in offered if (time := step_time(shot, each.name, of_cache=of_cache))}
-
-
-def step_time(shot: Snapshot, name: str, *, of_cache: bool) -> str:
-    """The time of a step with this scheme and the present other one; empty: not measured."""
-    form = (shot.quantization, name) if of_cache else (name, shot.kv_scheme)
-    if (found := shot.form_time(*form)) is None:
-        return ""
-    return f"{found.seconds * 1e3:.3g} ms" if found.seconds < 0.9995 else f"{found.seconds:.2f} s"
-
-
-def costs(of: SchemeView, time: str, width: int) -> list[str]:
-    """Bytes, blocks, and the time of a step, in one line if it fits."""
-    line = f"{size(of.nbytes):>7}" + (f"  {of.blocks:,} blocks" if of.blocks else "")
-    if not time:
-        return [line]
-    whole = f"{line}  {time} a step"
-    return [whole] if len(whole) <= width else [line, f"{time:>7} a step"]
-
-
-def before_and_then(now: str, then: str) -> tuple[str, str]:
-    """The present time of a step and another one, if both are known, in words that fit into the drawer."""
-    if not then:
-        return ("not measured yet",) * 2
-    if not now or now == then:
-        return (f"{then} a step",) * 2
-    return now.removesuffix(f" {then.rpartition(' ')[2]}"), f"{then} a step"
-
-
-def rows_of_steps(shot: Snapshot) -> str:
-    """How many rows the measured steps had, such as "2-8 rows"; empty: none was measured."""
-    if not shot.form_times:
-        return ""
-    rows, most = shot.form_times[0].rows, shot.form_times[0].most
-    if rows == most:
-        return plural(rows, "row")
-    return f"{rows}-{most} rows" if most else f"{rows}+ rows"
-
-
-def change(shot: Snapshot, marks: Marks) -> str:
-    """A running or failed conversion."""
-    if (found := shot.change) is None:
-        return ""
-    if not found.error:
-        full = _BAR * found.done // max(found.total, 1)
-        bar = marks.bar * full + marks.rest * (_BAR - full)
-        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc cancels"
-    state = (
-        f"still {shot.quantization}"
-        if found.over
-        else f"reverting to {shot.quantization}, {found.done} layers"
-    )
-    return f"cannot use {found.scheme}: {found.error}; {state}"
-
-
-def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:
-    """Sizes of weights and cache with a scheme, and its steps; changed figures show both values."""
-    of_weights = schemes(shot)
-    offered, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (of_weights, shot.quantization)
-    views = {each.name: each for each in offered}
-    there, target = views.get(present), views.get(name)
-    if there is None or target is None:
-        return ()
-    of = "cache" if of_cache else "weights"
-    if target.why_not:
-        return (Content.styled(f"{of} as {name}", "bold"), Content.styled(target.why_not, "$text-muted"))
-    form = "not quantized" if name == "none" else f"as {name}"
-    title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} {form}", "bold")
-    blocks = len(shot.blocks.refs)
-    blocks_then = target.blocks or blocks
-    weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)
-    cache = shot.memory.get("cache", 0)
-    cache_then = cache * blocks_then // max(blocks, 1)
-    if of_cache:
-        cache_then = target.nbytes * shot.tokens_in(blocks_then) if target.nbytes else cache_then
-    else:
-        weights_then = target.nbytes
-
-    def row(label: str, now: str, then: str) -> Content:
-        figures = now if now == then else f"{now} {marks.becomes} {then}"
-        return Content.assemble((f"{label:{_LABEL}}", "$text-muted"), (figures, "$text"))
-
-    tokens = (f"{shot.tokens_in(count):,}" for count in (blocks, blocks_then))
-    steps = (step_time(shot, each, of_cache=of_cache) for each in (present, name))
-    return (
-        title,
-        row("weights", size(weights), size(weights_then)),
-        row("KV cache", size(cache), size(cache_then)),
-        row("tokens", *tokens),
-        row(rows_of_steps(shot) or "a step", *before_and_then(*steps)),
-    )
-
-
-def memory(found: dict[str, int]) -> tuple[Row, ...]:
-    """Memory by purpose. Shares are of device memory, so the host cache has none."""
-    total = found.get("device_total", 0)
-    rows = [
-        (name, size(found[key]), found[key] / total if total and key != "host_cache" else None)
-        for key, name in _PURPOSES.items()
-        if found.get(key)
-    ]
-    return (*rows, ("total", size(total), None)) if total else tuple(rows)
-
-
-def room(shot: Snapshot) -> tuple[Row, ...]:
-    """Blocks, and the tokens they hold."""
-    blocks, count = shot.blocks, len(shot.blocks.refs)
-    free = count - blocks.in_use - blocks.cached
-    rows: list[Row] = [
-        ("blocks", f"{count:,} of {shot.block_size} tokens", None),
-        ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
-        ("cached", f"{blocks.cached:,}", blocks.cached / count),
-        ("free", f"{free:,}", free / count),
-        ("tokens", f"{shot.tokens_in(count):,} total", None),
-        ("left", f"{shot.tokens_in(count - blocks.in_use):,} available", None),
-        ("context", f"at most {shot.max_context:,} tokens", None),
-    ]
-    if shot.host_size:
-        rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
-    rows += [
-        (tier.name, tier.problem or f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers
-    ]
-    return tuple(rows)

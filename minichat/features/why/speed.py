@@ -118,53 +118,88 @@ def _sentence(
         return "The engine is idle. Send a message, then open this again."
     if speeds is None:
         return "The device is being measured."
-    host, rows = host_share(shot), max(1, round(shot.rates.batch))
+    rows = max(1, round(shot.rates.batch))
     chats = f"{rows} row{'s' * (rows != 1)}"
-    if host >= _HOST:
+    return (
+        _host_bound(shot, chats)
+        or _stage_bound(shot, chats)
+        or _faster_alone(shot, memory, arithmetic)
+        or _exchange_bound(shot)
+        or _memory_bound(rows, chats, memory, arithmetic, weights_first)
+        or _compute_bound(shot, rows, chats, arithmetic)
+        or _far_from_limits(shot, chats, memory, arithmetic, attention)
+    )
+
+
+def _host_bound(shot: Snapshot, chats: str) -> str:
+    if (host := host_share(shot)) < _HOST:
+        return ""
+    return (
+        f"Limited by the host: {host:.0%} of a step is planning, launching and committing {chats}; "
+        "more concurrent chats cost little."
+    )
+
+
+def _stage_bound(shot: Snapshot, chats: str) -> str:
+    if not (bubbles := shot.bubbles):
+        return ""
+    slowest = min(range(len(bubbles)), key=bubbles.__getitem__)
+    mean, others = sum(bubbles) / len(bubbles), sum(bubbles) - bubbles[slowest]
+    if bubbles[slowest] < _FULL and others >= _HELD * (len(bubbles) - 1):
         return (
-            f"Limited by the host: {host:.0%} of a step is planning, launching and committing {chats}; "
-            "more concurrent chats cost little."
+            f"Limited by stage {slowest + 1} of {len(bubbles)}: the others have nothing to do for "
+            f"{others / (len(bubbles) - 1):.0%} of the time; more concurrent chats do not change that."
         )
-    if bubbles := shot.bubbles:
-        slowest = min(range(len(bubbles)), key=bubbles.__getitem__)
-        mean, others = sum(bubbles) / len(bubbles), sum(bubbles) - bubbles[slowest]
-        if bubbles[slowest] < _FULL and others >= _HELD * (len(bubbles) - 1):
-            return (
-                f"Limited by stage {slowest + 1} of {len(bubbles)}: the others have nothing to do for "
-                f"{others / (len(bubbles) - 1):.0%} of the time; more concurrent chats do not change that."
-            )
-        if mean >= _HELD:
-            return (
-                f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
-                f"the time with {chats}; more concurrent chats keep them busy."
-            )
-    if alone := _faster_alone(shot, memory, arithmetic):
-        return alone
-    if shot.joining >= _HELD:
-        return (
-            f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
-            "with the wait for the slower one; fewer ranks may be faster."
-        )
-    if memory.share >= max(_HELD, arithmetic.share):
-        use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
-        if not weights_first:
-            return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
-        return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
-    reading = shot.rates.prefill > shot.rates.decode
-    if arithmetic.share >= _HELD:
-        sharing = f"{chats} {'uses' if rows == 1 else 'share'} it, and more would slow each other"
-        why = "prompts are being prefilled" if reading else sharing
-        return f"Compute-bound: {arithmetic.share:.0%} of the device's peak; {why}."
-    if reading and attention > arithmetic.amount / 2:
+    if mean < _HELD:
+        return ""
+    return (
+        f"Limited by the pipeline: its {len(bubbles)} stages have nothing to do for {mean:.0%} of "
+        f"the time with {chats}; more concurrent chats keep them busy."
+    )
+
+
+def _exchange_bound(shot: Snapshot) -> str:
+    if shot.joining < _HELD:
+        return ""
+    return (
+        f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
+        "with the wait for the slower one; fewer ranks may be faster."
+    )
+
+
+def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, weights_first: bool) -> str:
+    if memory.share < max(_HELD, arithmetic.share):
+        return ""
+    use = f"{chats} use{'s' * (rows == 1)} {memory.share:.0%} of the memory bandwidth"
+    if not weights_first:
+        return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
+    return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
+
+
+def _compute_bound(shot: Snapshot, rows: int, chats: str, arithmetic: Use) -> str:
+    if arithmetic.share < _HELD:
+        return ""
+    sharing = f"{chats} {'uses' if rows == 1 else 'share'} it, and more would slow each other"
+    why = "prompts are being prefilled" if _reads_prompts(shot) else sharing
+    return f"Compute-bound: {arithmetic.share:.0%} of the device's peak; {why}."
+
+
+def _far_from_limits(shot: Snapshot, chats: str, memory: Use, arithmetic: Use, attention: float) -> str:
+    """What limits a step that is near no limit of the device."""
+    if _reads_prompts(shot) and attention > arithmetic.amount / 2:
         return (
             f"Limited by attention over long prompts: it is {attention / arithmetic.amount:.0%} of the "
             f"arithmetic, which reaches {arithmetic.share:.0%} of the device's peak."
         )
-    what = f"step of {shot.rates.step_tokens:,.0f} tokens" if reading else f"batch of {chats}"
+    what = f"step of {shot.rates.step_tokens:,.0f} tokens" if _reads_prompts(shot) else f"batch of {chats}"
     return (
         f"Limited by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
         f"({arithmetic.share:.0%}) is near its limit; a {what} does not fill the device."
     )
+
+
+def _reads_prompts(shot: Snapshot) -> bool:
+    return shot.rates.prefill > shot.rates.decode
 
 
 def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
@@ -172,7 +207,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
     does not fill the device takes about as long for all ranks' parts as for one's.
     """
     ranks = len(shot.ranks)
-    if ranks < 2 or shot.bubbles or shot.rates.prefill > shot.rates.decode:
+    if ranks < 2 or shot.bubbles or _reads_prompts(shot):
         return ""
     exchanges = shot.joining * shot.step_times.total
     alone = (ranks - 1) * memory.amount / memory.most
@@ -187,10 +222,6 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
         f"Limited by the exchanges of {ranks} ranks: these take {duration(exchanges)} of a step, and {why}; "
         "if all fits on one device, that is faster."
     )
-
-
-def _uses(chats: str, rows: int) -> str:
-    return f"{chats} use{'s' * (rows == 1)}"
 
 
 def _room(rows: int, memory: Use, arithmetic: Use) -> str:

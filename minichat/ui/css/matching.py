@@ -109,7 +109,7 @@ class Matcher:
             rules = [self.rules[place] for place in places]
             key = tuple(map(id, rules))
             if (found := self._known.get(key)) is None:
-                found = self._known[key] = MatchableRules(rules)  # keeps the rules, so their ids stay theirs
+                found = self._known[key] = MatchableRules(rules)  # keeps the rules alive, so no id is reused
             self._candidates[known] = found
         return found
 

@@ -64,7 +64,7 @@ class CachedStylesheet(Stylesheet):
         rules, (matched, matcher) = self.rules, self._matched
         if rules is not matched:
             key = tuple(map(id, rules))
-            matcher = self._matchers.get(key) or Matcher(rules)  # keeps the rules, so their ids stay theirs
+            matcher = self._matchers.get(key) or Matcher(rules)  # keeps the rules alive, so no id is reused
             self._matchers[key], self._matched = matcher, (rules, matcher)
         return matcher
 
@@ -104,7 +104,7 @@ class CachedStylesheet(Stylesheet):
         styles, replaced = node.styles.base, cls._replaced
         before, updates = replaced.get(node, (None, 0))
         if before is rules and updates == styles._updates:
-            node.notify_style_update()  # to set the same values again would change nothing else
+            node.notify_style_update()  # setting the same values again changes nothing else
             return
         super().replace_rules(node, rules, animate=animate)
         if animate:  # it may change the styles later

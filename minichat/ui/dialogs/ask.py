@@ -41,9 +41,8 @@ class AskScreen(Dialog[str]):
         self._field.focus()
 
     def on_resize(self) -> None:
-        if isinstance(
-            self._field, TextArea
-        ):  # no higher than its dialog, or it would not scroll to the cursor
+        if isinstance(self._field, TextArea):
+            # No higher than its dialog, or it would not scroll to the cursor.
             self._field.styles.max_height = inner_height(self.size.height)
 
     def on_input_submitted(self) -> None:

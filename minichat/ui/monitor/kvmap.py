@@ -276,7 +276,7 @@ class KVMap(Pane):
         self.draw()
 
     def tell(self, texts: Mapping[int, str]) -> None:
-        """Set the text of the blocks under the cursor, as far as it is known."""
+        """Set the known text of the blocks under the cursor."""
         self._texts = texts
         self.draw()
 

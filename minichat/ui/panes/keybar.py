@@ -46,9 +46,8 @@ class KeyBar(Widget):
 
     trouble: reactive[str] = reactive("loading", layout=False)  # why the engine is unavailable
     work: reactive[str] = reactive("", layout=False)  # what the engine does
-    about: reactive[str] = reactive(
-        "", layout=False
-    )  # where the engine runs, and switches that differ from its start
+    # Where the engine runs, and switches that differ from its start.
+    about: reactive[str] = reactive("", layout=False)
     unsaved: reactive[bool] = reactive(False, layout=False)  # new messages are only in memory
     fault: reactive[bool] = reactive(False, layout=False)
     keys: reactive[Sequence[Key]] = reactive((), layout=False)

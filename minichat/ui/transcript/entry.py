@@ -242,12 +242,9 @@ class Entry:
                 return RenderedLeaf("", (Row(),))
 
     def _rendered_tail(self) -> RenderedLeaf:
-        leaf = self._tail_leaf
-        return (
-            draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail)
-            if leaf
-            else RenderedLeaf("", ())
-        )
+        if (leaf := self._tail_leaf) is None:
+            return RenderedLeaf("", ())
+        return draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail)
 
     def note(self) -> RenderedLeaf:
         """The note of a failed or stopped reply."""

@@ -13,10 +13,10 @@ from engine.api.errors import EngineDead, EngineError
 from engine.api.events import Died, Event
 from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
-from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
 from minichat.clients.local import LocalBackend, in_process
 from minichat.clients.protocol import Progress
+from minichat.features.leaving import RESTART
 from tests.app.conftest import run, snapshot, whole
 from tests.cli.conftest import TEMPLATE, write_model
 from tests.waiting import until

@@ -9,7 +9,7 @@ import pytest
 from engine.api.errors import BadInput
 from engine.api.snapshot import Change, FormTime, SchemeView
 from minichat.clients.fake import FakeBackend
-from minichat.features.quantization.drawer import rows_of_steps
+from minichat.features.quantization.figures import rows_of_steps
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
 

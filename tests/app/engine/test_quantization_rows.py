@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from engine.api.snapshot import Change, RankView, SchemeView, TierView
-from minichat.features.quantization.drawer import memory, room, scheme, schemes
+from minichat.features.quantization.figures import memory, room, scheme, schemes
 from minichat.ui.labels import facts
 from tests.app.conftest import snapshot
 from tests.app.engine.test_quantization import MEMORY

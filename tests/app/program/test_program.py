@@ -11,8 +11,8 @@ from textual.widgets import Input, OptionList
 from engine.api.errors import ModelNotFound
 from engine.api.events import Died, Restarted, Restarting
 from engine.api.snapshot import ReplicaView
-from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
+from minichat.features.leaving import RESTART
 from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient

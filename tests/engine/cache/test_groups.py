@@ -229,7 +229,7 @@ def test_blocks_of_a_failed_step_are_not_found_after_they_left_a_window() -> Non
     engine.step()
     engine.step()  # the second step is in flight; the first one's blocks have left the window
     [request] = engine.scheduler.running
-    assert request.gone and kv.left(request), "nothing was published before it left"
+    assert request.gone and kv.still_cached(request), "nothing was published before it left"
     collect = engine.runner.collect
 
     def failing(handle: StepResult) -> StepResult:

@@ -192,11 +192,11 @@ def test_a_dropped_block_that_is_shared_while_it_is_copied_is_no_longer_marked()
     blocks = pool.allocate(1, owner=1)
     pool.publish(blocks[0], b"name")
     pool.drop(blocks)
-    assert pool.left[blocks[0]]
+    assert pool.dropped[blocks[0]]
     pool.hold(blocks)
     pool.share(blocks)
     pool.put_back(blocks, copied=False)
-    assert not pool.left[blocks[0]]
+    assert not pool.dropped[blocks[0]]
     pool.check({2: blocks}, [])
 
 

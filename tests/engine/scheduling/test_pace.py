@@ -83,7 +83,7 @@ def run(
     pace.limit(factor)
     for at in range(steps):
         rows = decodes(at)
-        count = min(pace.room(rows, start, most), length - start)
+        count = min(pace.prompt_tokens(rows, start, most), length - start)
         seconds = machine.takes(rows, count, start)
         pace.observe(step_of(rows, count, start), count if count > 1 else 0, seconds, None)
         found.append((count, start, seconds / machine.plain(rows)))
@@ -206,7 +206,7 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
     pace = StepPace(factor=1.5)
     for _ in range(PLAIN_LEAST):
         pace.observe(step_of(4, 0, 0), 0, 0.1, behind and step_of(*behind))
-    assert (pace.room(4, 0, 512) > 0) is measured
+    assert (pace.prompt_tokens(4, 0, 512) > 0) is measured
 
 
 @pytest.mark.parametrize(

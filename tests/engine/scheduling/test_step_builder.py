@@ -4,7 +4,8 @@ import numpy as np
 
 from engine.api.params import SamplingParams
 from engine.api.request import Adapter, Request
-from engine.scheduling.step import LAST, Rows, Step, StepBuilder, StepRow
+from engine.scheduling.building import StepBuilder
+from engine.scheduling.step import LAST, Rows, Step, StepRow
 
 
 def request(id: int, adapter: int = 0, skipped: int = 0) -> Request:

@@ -14,7 +14,6 @@ from engine.api.commands import (
     Command,
     Sender,
     command_of,
-    commands_for,
     decode_command,
     decode_result,
     encode_command,
@@ -61,7 +60,11 @@ FIELDS: dict[type[Command[Any]], dict[str, st.SearchStrategy[Any]]] = {
     commands.SetQuantization: {"scheme": NAMES},
     commands.SetKvScheme: {"scheme": NAMES},
 }
-COMMANDS = [each for each in commands_for(Sender.LIBRARY) if each.__module__ == commands.__name__]
+COMMANDS = [
+    each
+    for _, each in sorted(vars(commands).items())
+    if isinstance(each, type) and issubclass(each, Command) and hasattr(each, "verb")
+]
 ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, EngineError)]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -203,7 +206,6 @@ class TestWhoMaySend:
         for sender in (Sender.SCREEN, Sender.KEY):
             with pytest.raises(UnknownCommand, match="there is no command 'record'"):
                 decode_command(encode_command(record), sender)
-            assert Record not in commands_for(sender)
 
     def test_a_key_may_not_submit_directly(self) -> None:
         for verb in ("submit", "fork", "warm"):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels.cpu.rms_norm import CpuRmsNorm
-from engine.models.decoder import Norm
+from engine.models.layers.norm import Norm
 
 EPS = 1e-5
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}

@@ -209,7 +209,7 @@ def test_two_ranks_have_the_same_groups(checkpoint: Made) -> None:
     folder, theirs = checkpoint("gemma3")
     engine = engine_on(folder, tp=2, blocks=20)
     try:
-        assert engine.scheduler.kv.each == 3
+        assert engine.scheduler.kv.group_count == 3
         assert reply(engine).tokens == generate(theirs, LONG, COUNT)
     finally:
         engine.close()

@@ -12,7 +12,7 @@ from engine.api.cache_spec import LayerSpec
 from engine.api.snapshot import Reads
 from engine.execution.traffic import measure, weights_read
 from engine.kv.store import KVStore
-from engine.models.decoder import Linear, parameter
+from engine.quant.linear import Linear, parameter
 from tests.runner.small import engine_on
 
 
