@@ -70,8 +70,7 @@ class Fleet(EngineClient):
 
     def __init__(self, replicas: Mapping[int, EngineClient], router: Router | None = None) -> None:
         self._replicas = dict(replicas)
-        first = next(iter(self._replicas.values()))
-        self._chat = ChatFormat(first.tokenizer, context=first.context)
+        self._chat = ChatFormat(next(iter(self._replicas.values())).tokenizer)
         self._router, self._bus = router or Router(), Bus()
         self._events = threading.RLock()  # replicas report on threads of their own; guards the fields below
         self._lost: dict[int, str] = {}  # replicas that cannot run requests now, and why

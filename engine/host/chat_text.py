@@ -19,11 +19,6 @@ class ChatText:
         return self._chat.tokenizer
 
     @property
-    def context(self) -> int | None:
-        """Tokens that the model took when the engine started. None: unknown."""
-        return self._chat.context
-
-    @property
     def has_template(self) -> bool:
         """Whether messages can be submitted. Without a template, only text and tokens can."""
         return self._chat.has_template

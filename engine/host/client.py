@@ -57,7 +57,7 @@ class EngineClient(ChatText, ABC):
         The template and the tokenizer run on the caller's thread.
         """
         try:
-            ids, continues = prompt_ids(prompt, self._chat, must_fit=True)
+            ids, continues = prompt_ids(prompt, self._chat)
         except EngineError as error:
             return refused(error)
         tokens, prefix = tuple(ids), tuple(reply_prefix)

@@ -93,8 +93,7 @@ class EngineProcess(EngineClient):
             start = {"config": wire.config_to_json(config), "dry_rate": dry_rate}
             ready = self._ask("start", lambda: start, lambda answer: answer).result()
             self._last = wire.decode_snapshot(ready["snapshot"])
-            tokenizer = self._tokenizer_of(ready["tokenizer"], ready["vocab"])
-            self._chat = ChatFormat(tokenizer, context=self._last.max_context)
+            self._chat = ChatFormat(self._tokenizer_of(ready["tokenizer"], ready["vocab"]))
         except BaseException:
             self.stop()
             raise

@@ -37,26 +37,20 @@ class CutPrompt:
 Prompt = WholePrompt | CutPrompt
 
 
-def prompt_ids(prompt: Prompt, chat: ChatFormat, *, must_fit: bool = False) -> tuple[list[int], bool]:
-    """Return the prompt's token ids, and whether the reply's text continues the prompt's.
-
-    `must_fit`: refuse a text that the model cannot take early. Not one that is cut.
-    """
+def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
+    """Return the prompt's token ids, and whether the reply's text continues the prompt's."""
     if isinstance(prompt, CutPrompt):
         ids, continues = prompt_ids(prompt.prompt, chat)
         return prompt.kept(ids), continues
     if isinstance(prompt, str):
-        if must_fit:
-            chat.check_length(prompt)
         return chat.tokenizer.encode_raw(prompt), True
     if isinstance(prompt, ChatPrompt):
         continues = bool(prompt.options.get("continue_final_message"))
-        tools = prompt.tools or None
-        return chat.prompt(prompt.messages, tools, must_fit=must_fit, **prompt.options), continues
+        return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), continues
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise BadInput(f"a prompt must be text, messages or token ids, got {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
-        return chat.prompt(prompt, must_fit=must_fit), False
+        return chat.prompt(prompt), False
     for kind in set(map(type, prompt)):
         if not issubclass(kind, int) or kind is bool:
             wrong = next(each for each in prompt if type(each) is kind)

@@ -29,7 +29,7 @@ class EngineThread(EngineClient):
         self._engine = engine
         self._warm_up = WarmUp(engine, engine.runner.graph_sizes if warm else ())
         engine.warmed = self._warm_up.share
-        self._chat = chat or ChatFormat(engine.tokenizer, context=engine.limits.context)
+        self._chat = chat or ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
         engine.ranks.on_loss(self._mailbox.wake)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
-from engine.api.errors import BadInput, RequestTooLong, TemplateError
+from engine.api.errors import BadInput, TemplateError
 from engine.api.layout import PromptLayout
 from engine.text.contents import contents, places
 from engine.text.guard import MARK, Guard
@@ -13,19 +13,14 @@ from engine.text.template import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"})
-_FAR = 4  # contexts; a cache that is converted to fewer bits may have room for as many
-_READ = 32  # characters for each token of the context
 END = "\ufdd1"  # marks where the final message's text ends; a Unicode noncharacter, as guard.MARK is
 
 
 class ChatFormat:
     """The chat templates of one tokenizer, and the helper process that renders them."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, renderer: TemplateRenderer | None = None, context: int | None = None
-    ) -> None:
-        """`context`: tokens that the model takes, by which prompts that have to fit are checked."""
-        self.tokenizer, self.context = tokenizer, context
+    def __init__(self, tokenizer: Tokenizer, renderer: TemplateRenderer | None = None) -> None:
+        self.tokenizer = tokenizer
         self._renderer = renderer or TemplateRenderer()
         self._guard = lru_cache(maxsize=4)(lambda template: Guard(tokenizer, template))
 
@@ -34,29 +29,11 @@ class ChatFormat:
         return bool(self.tokenizer.templates)
 
     def prompt(
-        self,
-        messages: Sequence[Any],
-        tools: Sequence[Any] | None = None,
-        *,
-        must_fit: bool = False,
-        **options: Any,
+        self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any
     ) -> list[int]:
         """Return the tokens of the rendered conversation. Only the template adds start tokens."""
         parts = self._render(messages, tools, options).split(MARK)
-        if must_fit:
-            self.check_length("".join(parts))
         return [token for part in parts for token in self.tokenizer.encode(part)]
-
-    def check_length(self, text: str) -> None:
-        """Raise if the beginning of a text shows that it cannot fit. All of it would take far longer."""
-        context = self.context
-        if context is None or len(text) <= 2 * (part := _READ * context):
-            return
-        tokens = len(self.tokenizer.encode(text[:part]))
-        if tokens > _FAR * context:
-            raise RequestTooLong(
-                f"more than {tokens:,} tokens; the model takes {context - 1:,}. Shorten the prompt"
-            )
 
     def layout(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Return the same tokens, with the characters of the messages that they cover."""

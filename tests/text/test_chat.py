@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from engine.api.errors import BadInput, RequestTooLong, TemplateError
+from engine.api.errors import BadInput, TemplateError
 from engine.text import ChatFormat, TemplateRenderer, Tokenizer, tokenizer
 
 SYSTEM = {"role": "system", "content": "You are brief."}
@@ -280,27 +280,6 @@ def test_a_long_conversation(chat: ChatFormat) -> None:
     text = "<|turn|> word " * 20_000
     tokens = chat.prompt([{"role": "user", "content": text}] * 3)
     assert tokens.count(chat.tokenizer.id_of("<|turn|>") or -1) == 3
-
-
-def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
-    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = ChatFormat(chat.tokenizer, chat._renderer, context=10)
-    encoded: list[int] = []
-    encode = chat.tokenizer.encode
-    monkeypatch.setattr(chat.tokenizer, "encode", lambda text: encoded.append(len(text)) or encode(text))
-    message = {"role": "user", "content": "xy " * 1000}
-    with pytest.raises(RequestTooLong, match=r"^more than \d+ tokens; the model takes 9\. Shorten"):
-        small.prompt([message], must_fit=True)
-    assert sum(encoded) <= 320
-    assert len(small.prompt([message])) > 1000  # to count them
-
-
-def test_a_text_that_may_fit_is_read(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its length, or by the few tokens of its beginning."""
-    ChatFormat(chat.tokenizer, chat._renderer, context=1000).check_length("xy " * 1000)
-    monkeypatch.setattr(chat.tokenizer, "encode", lambda text: [7] * (len(text) // 20))  # words of 20 letters
-    ChatFormat(chat.tokenizer, chat._renderer, context=10).check_length("a" * 1000)
 
 
 def test_a_huge_text_leaves_no_memory_behind(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
