@@ -372,9 +372,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:  # torch's libraries would end the program
             print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
             return 2
-        from engine.generated import keeping  # it imports more than --help needs
+        from engine.generated import keeping  # they import more than --help needs
+        from engine.interrupts import interrupts_kept
 
-        with keeping(options.command):
+        with interrupts_kept(), keeping(options.command):
             command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()
