@@ -30,4 +30,3 @@ def test_an_interrupt_that_was_suppressed_is_raised_at_the_end() -> None:
 def test_an_error_without_an_interrupt_stays_itself() -> None:
     with pytest.raises(ImportError), interrupts_kept():
         raise ImportError
-
