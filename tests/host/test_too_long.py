@@ -38,7 +38,7 @@ def read(prompt: Any, per_token: int = 5) -> list[int]:
     ],
 )
 def test_a_megabyte_for_a_small_context_is_refused_after_a_piece(prompt: Any) -> None:
-    with pytest.raises(RequestTooLong, match="more than 200 tokens; tiny takes 99. Shorten the prompt or"):
+    with pytest.raises(RequestTooLong, match="more than 200 tokens; tiny takes 99"):
         read(prompt)
 
 
