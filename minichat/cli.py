@@ -228,6 +228,7 @@ def _add_attach(command: argparse.ArgumentParser) -> None:
         help="the server's key (default: MINICHAT_API_KEY, or the key of your server on this machine)",
     )
     add_name(command)
+    command.set_defaults(name=None)  # an address is of no named engine
     add_sampling(command)
     add_looks(command)
 
