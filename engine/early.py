@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
+from engine.interrupts import interrupts_kept
 from engine.kernels.cpu.compiled import build
 from engine.kernels.triton_hash import hash_triton
 from engine.kv.pinned import pinned_ahead
@@ -102,7 +103,15 @@ def import_torch() -> None:
         return
     os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")  # a start would read the texts, too
     # The import that needs it reports why it failed.
-    with short_turns(), suppress(Exception), quick_frames(), postponed(), timed("torch"), _quick_libraries():
+    with (
+        interrupts_kept(),
+        suppress(Exception),
+        short_turns(),
+        quick_frames(),
+        postponed(),
+        timed("torch"),
+        _quick_libraries(),
+    ):
         __import__("torch")
 
 

@@ -240,6 +240,7 @@ def _add_attach(command: argparse.ArgumentParser) -> None:
         help="the server's key (default: MINICHAT_API_KEY, or the key of your server on this machine)",
     )
     add_name(command)
+    command.set_defaults(name=None)  # an address is of no named engine
     add_sampling(command)
     add_looks(command)
 
@@ -376,9 +377,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:  # torch's libraries would end the program
             print("minichat: the current folder was deleted; go to another one first", file=sys.stderr)
             return 2
-        from engine.generated import keeping  # it imports more than --help needs
+        from engine.generated import keeping  # they import more than --help needs
+        from engine.interrupts import interrupts_kept
 
-        with keeping(options.command):
+        with interrupts_kept(), keeping(options.command):
             command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()

@@ -12,11 +12,12 @@ from engine.api.errors import BadParams
 from engine.api.params import Grammar
 from engine.grammar.matcher import reason
 
+BAD_LARK = "invalid Lark grammar"
 _UNUSABLE = {
     "json": "is not a usable JSON schema",
     "regex": "invalid regex",
     "choice": "invalid choices",
-    "lark": "invalid Lark grammar",
+    "lark": BAD_LARK,
 }
 _GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # a rule of llama.cpp's form
 MAX_NESTING = 64

@@ -13,6 +13,7 @@ from engine.api.snapshot import Snapshot
 from engine.host.chat_text import ChatText
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream, refused
+from engine.host.too_long import refuse_too_long
 
 T = TypeVar("T")
 Sink = Callable[[Delta], None]
@@ -57,6 +58,7 @@ class EngineClient(ChatText, ABC):
         The template and the tokenizer run on the caller's thread.
         """
         try:
+            refuse_too_long(prompt, self._chat, self.snapshot)
             ids, continues = prompt_ids(prompt, self._chat)
         except EngineError as error:
             return refused(error)

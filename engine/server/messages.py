@@ -7,6 +7,7 @@ from engine.server.http.errors import ApiError, quoted
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+_CALL = '{"type": "function", "id": "...", "function": {"name": "...", "arguments": "..."}}'
 _TEXTS = ("name", "tool_call_id", "reasoning_content")
 
 
@@ -30,6 +31,8 @@ def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[s
     for name in _TEXTS:
         if not isinstance(kept.get(name, ""), str):
             raise ApiError(400, f"{place}.{name} must be a string", param=f"{place}.{name}")
+    if kept.get("tool_calls"):
+        _check_calls(kept["tool_calls"], f"{place}.tool_calls")
     if role == "developer" and not has_developer:
         kept["role"] = "system"  # its older name, which every template supports
     if "content" not in kept:
@@ -37,3 +40,14 @@ def _message(message: dict[str, Any], place: str, has_developer: bool) -> dict[s
             raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
         kept["content"] = ""
     return kept
+
+
+def _check_calls(calls: Any, place: str) -> None:
+    """Templates read the members of a call, and fail without them. Ollama's arguments are an object."""
+    if not isinstance(calls, list):
+        raise ApiError(400, f"{place} must be a list of calls, got {quoted(calls)}", param=place)
+    for n, call in enumerate(calls):
+        match call:
+            case {"function": {"name": str(), "arguments": str() | dict()}}:
+                continue
+        raise ApiError(400, f"{place}[{n}] must have the form {_CALL}", param=f"{place}[{n}]")

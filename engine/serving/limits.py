@@ -98,7 +98,8 @@ def check_fork(parent: int, beams: int, params: SamplingParams | None) -> None:
 def check_room(what: str, tokens: int, whole: str, most: int) -> None:
     """Raise unless a token is left of those that a reply or a fork may have."""
     if tokens >= most:
-        raise RequestTooLong(f"{what} has {tokens} tokens; the {whole} may have {most}")
+        field = "said" if what == "said" else ""
+        raise RequestTooLong(f"{what} has {tokens} tokens; the {whole} may have {most}", field=field)
 
 
 def check_order(priority: object, deadline: object) -> None:

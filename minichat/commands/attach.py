@@ -22,7 +22,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         check_terminal("attach")
         if options.url is None and options.uds is None:
-            return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name), None))
+            return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name or "main"), None))
+        if options.name is not None:
+            raise BadInput("--name is of an engine of this machine, and cannot be combined with an address")
         _no_name(options.url, paths)
         address = address_of(options, paths)
         asyncio.run(_check_server(address))

@@ -13,7 +13,7 @@ from pathlib import Path
 from termios import FIONREAD
 
 from engine.api.errors import BadInput, BadParams, EngineError
-from engine.api.params import Grammar
+from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
@@ -197,17 +197,19 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
-    if delta.finish is Finish.LENGTH and params.grammar:
-        print(
-            f"minichat: the reply was cut off after {plural(tokens, 'token')} and is incomplete",
-            file=sys.stderr,
-        )
+    return _report_cut("the reply", delta.finish, tokens, params, as_json)
+
+
+def _report_cut(which: str, finish: Finish | None, tokens: int, params: SamplingParams, as_json: bool) -> int:
+    """Report a reply that ended too early. Return the exit code: 1 if it had to have a form."""
+    if finish is not Finish.LENGTH:
+        return 0
+    cut = f"minichat: {which} was cut off after {plural(tokens, 'token')}"
+    if params.grammar:
+        print(f"{cut} and is incomplete", file=sys.stderr)
         return 1
-    if delta.finish is Finish.LENGTH and params.max_tokens is None and not as_json:
-        print(
-            f"minichat: the reply was cut off after {plural(tokens, 'token')}: the context is full",
-            file=sys.stderr,
-        )
+    if params.max_tokens is None and not as_json:
+        print(f"{cut}: the context is full", file=sys.stderr)
     return 0
 
 
@@ -233,11 +235,14 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
             for reply in replies
         ]
         print(json.dumps(records))
-        return 0
+    code = 0
     for number, reply in enumerate(replies, 1):
         score = "" if reply.score is None else f" {reply.score:.3f}"
-        print(f"[{number}]{score}\n{reply.text}" + "\n" * (number < len(replies)))
-    return 0
+        if not options.json:
+            print(f"[{number}]{score}\n{reply.text}" + "\n" * (number < len(replies)))
+        cut = _report_cut(f"reply {number}", reply.finish, len(reply.tokens), params, options.json)
+        code = max(code, cut)
+    return code
 
 
 @dataclass(frozen=True, slots=True)

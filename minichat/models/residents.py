@@ -283,5 +283,10 @@ def _unusable(folder: Path, error: OSError) -> EngineError:
 def _why_ended(resident: Resident) -> EngineError:
     record = resident.record
     if record is None or not record.error:
+        try:
+            with tempfile.TemporaryFile(dir=resident.folder) as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            return _unusable(resident.folder, error)
         return EngineError(f"the engine failed to start; see {resident.log}")
     return BadInput(record.error) if record.misused else EngineError(record.error)

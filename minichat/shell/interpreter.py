@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.generated import keeping
+from engine.interrupts import interrupts_kept
 
 # Seconds that a thread may hold the interpreter lock while another waits for it. A step of a small model
 # needs the lock dozens of times, once after each operation, and each time waited up to 5 ms while
@@ -58,7 +59,7 @@ def loading(use: str = "engine") -> Iterator[None]:
     """
     gc.disable()
     try:
-        with keeping(use):
+        with interrupts_kept(), keeping(use):
             yield
         gc.freeze()
     finally:

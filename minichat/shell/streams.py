@@ -25,6 +25,8 @@ def draw_on_terminal() -> None:
 
 
 def _replace_errors(stream: object, errors: str) -> None:
-    """Replace unencodable characters. Python does so in the C locale, and always on standard error."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+    """Replace unencodable characters, as Python does on standard error. In the C locale it passes on bytes of
+    file names on the other two, and fails at other characters.
+    """
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors=errors)

@@ -1,6 +1,7 @@
 """minichat up, ps and down: background engines of this user, through crashes and restarts."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from engine.server.http.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
 from minichat.commands.resident import RecordWriter
+from minichat.models import residents
 from minichat.models.residents import Record, Resident, Waiting, home_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
@@ -302,3 +304,17 @@ def test_a_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> N
     long = Resident(tmp_path / ("x" * 90), "main")
     assert len(os.fsencode(long.socket)) <= 100
     assert long.socket != Resident(tmp_path / ("y" * 90), "main").socket
+
+
+def test_a_full_disk_is_the_reason_of_an_engine_that_left_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is empty then."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    resident = Resident(tmp_path, "x")
+    assert str(residents._why_ended(resident)) == f"the engine failed to start; see {resident.log}"
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert f"cannot use {tmp_path}: No space left on device" in str(residents._why_ended(resident))

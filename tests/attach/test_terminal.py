@@ -126,6 +126,8 @@ def test_why_an_engine_cannot_be_attached_to(
         (["http://host:99999"], "invalid address 'http://host:99999'; use http://host:8000"),
         (["http://[::1"], "invalid address 'http://[::1'; use http://host:8000"),
         (["host", "--uds=x"], "cannot be combined"),
+        (["http://host", "--name=x"], "--name is of an engine of this machine, and cannot be combined"),
+        (["--uds=x", "--name=main"], "--name is of an engine of this machine, and cannot be combined"),
         (["host", "--api-key-file=/nowhere"], "cannot read"),
         ([], "needs a terminal"),
     ],

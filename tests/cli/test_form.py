@@ -26,6 +26,21 @@ class TestForm:
         assert (ran.code, ran.out) == (1, "aaaa\n")
         assert "is incomplete" in ran.err and ran.err.count("\n") == 1
 
+    @pytest.mark.parametrize("more", [(), ("--json",)])
+    def test_truncated_replies_are_reported_by_their_numbers(
+        self, run: Run, model: Path, more: tuple[str, ...]
+    ) -> None:
+        words = ("--regex", "a{9}", "--max-tokens", 4, "--n", 2, *more)
+        ran = run("generate", "--model", model, "--raw", *words, "the")
+        lines = [f"minichat: reply {n} was cut off after 4 tokens and is incomplete" for n in (1, 2)]
+        assert (ran.code, ran.err.splitlines()) == (1, lines)
+        assert "aaaa" in ran.out
+
+    def test_replies_that_fill_the_context_are_reported(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--max-context", 8, "--n", 2, "the")
+        lines = [f"minichat: reply {n} was cut off after 7 tokens: the context is full" for n in (1, 2)]
+        assert (ran.code, ran.err.splitlines()) == (0, lines)
+
     @pytest.mark.parametrize(
         ("words", "error"),
         [

@@ -1,5 +1,6 @@
 """Standard streams that are closed, full, or have a limited encoding."""
 
+import io
 import json
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def test_a_closed_stream_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     settle()
     with sys.stdin as nowhere:
         assert nowhere is sys.__stdin__ and nowhere.read() == ""
+
+
+def test_characters_outside_the_c_locale_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, Python passes on bytes of file names, but fails at other characters."""
+    out = io.TextIOWrapper(io.BytesIO(), "ascii", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdout", out)
+    settle()
+    out.write("gr\u00fcn \udcff")
+    out.flush()
+    assert out.buffer.getvalue() == b"gr\\xfcn \\udcff"  # type: ignore[attr-defined]
 
 
 @pytest.mark.soak

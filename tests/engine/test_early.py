@@ -66,6 +66,28 @@ early.import_torch()
 print(inspect.getmodule is usual)
 """
 
+LOST = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    raise RuntimeError("cannot initialize a type")  # as modules in C do that import others
+"""
+INTERRUPTED = """
+from engine import early
+try:
+    early.import_torch()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupted_import_of_torch_is_not_taken_for_a_failed_one(tmp_path: Path) -> None:
+    """The next import of torch would end the process with a fault of memory."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(LOST)
+    assert printed(INTERRUPTED, str(tmp_path)) == "interrupted\n"
+
 
 def test_the_import_of_torch_does_not_compare_the_files_of_all_modules(tmp_path: Path) -> None:
     """It registers operators, and asks for the module of the frame that does."""

@@ -66,9 +66,12 @@ def _turns(message: dict[str, Any], place: str) -> Turns:
             f"{place}.role", f"must be user or assistant, got {quoted(role)}; for a system prompt use system"
         )
     content = message.get("content")
+    place = f"{place}.content"
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = [*_blocks(content, f"{place}.content")]
+        return [{"role": role, "content": _valid(content, place)}]
+    blocks = [*_blocks(content, place)]
+    if role == "user" and not blocks:
+        raise _bad(place, "must have at least one block")
     return [_assistant(blocks)] if role == "assistant" else _user(blocks)
 
 
@@ -77,12 +80,14 @@ def _user(blocks: Sequence[tuple[str, Any]]) -> Turns:
     for place, block in blocks:
         match block:
             case {"type": "text", "text": str(text)}:
-                texts.append(text)
+                texts.append(_valid(text, f"{place}.text"))
             case {"type": "tool_result", "tool_use_id": str(id)}:
                 turns += _said(texts)
                 texts = []
                 result = _text(block.get("content") or "", f"{place}.content")
-                turns.append({"role": "tool", "tool_call_id": id, "content": result})
+                turns.append(
+                    {"role": "tool", "tool_call_id": _valid(id, f"{place}.tool_use_id"), "content": result}
+                )
             case _:
                 raise _block_error(block, place, ("text", "tool_result"))
     return turns + _said(texts)
@@ -97,11 +102,12 @@ def _assistant(blocks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for place, block in blocks:
         match block:
             case {"type": "text", "text": str(text)}:
-                texts.append(text)
+                texts.append(_valid(text, f"{place}.text"))
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
+                id, name = _valid(id, f"{place}.id"), _valid(name, f"{place}.name")
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": given}})
             case {"type": "thinking", "thinking": str(thought)}:
-                thoughts.append(thought)
+                thoughts.append(_valid(thought, f"{place}.thinking"))
             case {"type": "redacted_thinking"}:
                 pass
             case _:
@@ -114,15 +120,20 @@ def _assistant(blocks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return turn
 
 
+def _valid(text: str, place: str) -> str:
+    """Check a text here: later errors count the messages for the template, which are others."""
+    return checked_text(text, place, field=place)
+
+
 def _text(content: Any, place: str) -> str:
     """Return a text, or text blocks joined."""
     if isinstance(content, str):
-        return checked_text(content, place, field=place)
+        return _valid(content, place)
     texts = list[str]()
     for inner, block in _blocks(content, place):
         match block:
             case {"type": "text", "text": str(text)}:
-                texts.append(text)
+                texts.append(_valid(text, f"{inner}.text"))
             case _:
                 raise _block_error(block, inner, ("text",))
     return "\n".join(texts)

@@ -27,6 +27,7 @@ MAX_HEADERS = 100
 _HEAD_SECONDS = 20.0
 _FIRST_PROBE, _LAST_PROBE = 0.02, 1.0  # seconds between probes of a half-closed connection
 _MAX_ZEROS = 8  # before the size of a chunk, for which clients may expect at most 16 digits
+_UNTIL_CLOSED = "minichat.until_closed"  # in the scope of a request
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients skip any number of them
 
 
@@ -70,6 +71,8 @@ class GuardedProtocol(HttpToolsProtocol):
             async def send_if_open(message: ASGISendEvent) -> None:
                 if self.transport.is_closing():
                     self._abandon()
+                if cycle.scope["http_version"] == "1.0":
+                    _send_unchunked(cycle, message)
                 await send(message)
 
             await app(scope, receive, send_if_open)
@@ -246,3 +249,13 @@ def _is_utf8(pieces: Sequence[bytes]) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _send_unchunked(cycle: RequestResponseCycle, message: ASGISendEvent) -> None:
+    """Let the end of the connection end a response of unknown length: HTTP/1.0 has no chunks."""
+    if message["type"] == "http.response.start":
+        if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+            cycle.scope[_UNTIL_CLOSED] = True  # type: ignore[literal-required]
+    elif message["type"] == "http.response.body" and _UNTIL_CLOSED in cycle.scope:
+        cycle.expected_content_length = len(message.get("body", b""))

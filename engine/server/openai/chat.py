@@ -129,7 +129,8 @@ def _requested_grammar(
 ) -> RequestedGrammar | None:
     """Return the grammar of the whole reply, including open reasoning, and tool calls."""
     text = body.grammar()
-    place = text.place if text else "tool_choice" if calls and calls.must else "tools"
+    must = calls is not None and calls.must  # then the format has no effect
+    place = "tool_choice" if must else text.place if text else "tools"
     return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=thinking))
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.api.errors import BadParams
 from engine.api.params import MAX_GRAMMAR, Grammar
-from engine.grammar.source import MAX_CHOICES
+from engine.grammar.source import BAD_LARK, MAX_CHOICES
 from engine.server.http.errors import ApiError
 from engine.server.openai.errors import to_openai_error
 
@@ -124,7 +124,10 @@ def refusal(error: BadParams, place: str) -> ApiError:
     """Return the error for a bad parameter, or for the grammar in `place`, with the client's field names."""
     if error.field != "grammar" or not place:
         return to_openai_error(error)
-    return ApiError(400, f"{place}: {error.problem}", param=place, code="invalid_grammar")
+    problem = error.problem
+    if place in ("tools", "tool_choice") and problem.startswith(BAD_LARK):  # made of the functions' schemas
+        place, problem = "tools", "the schema of a function" + problem.removeprefix(BAD_LARK)
+    return ApiError(400, f"{place}: {problem}", param=place, code="invalid_grammar")
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> Requested:

@@ -42,6 +42,16 @@ class TestErrors:
                 turn([{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]),
                 r"content\[0\].content\[0\] has type 'image'",
             ),
+            (turn([]), r"messages\[0\].content must have at least one block"),
+            (turn("\ud800") | {"system": "x"}, r"messages\[0\].content must be valid Unicode"),
+            (
+                turn([{"type": "text", "text": "\ud800"}]) | {"system": "x"},
+                r"messages\[0\].content\[0\].text must be valid Unicode",
+            ),
+            (
+                turn([{"type": "tool_use", "id": "a", "name": "\ud800", "input": {}}], "assistant"),
+                r"messages\[0\].content\[0\].name must be valid Unicode",
+            ),
             (turn("x", "system"), r"messages\[0\].role must be user or assistant, got 'system'"),
             (turn("x", "assistant"), "must end with a user message"),
             ({"system": [IMAGE]}, r"system\[0\] has type 'image'"),
@@ -56,7 +66,8 @@ class TestErrors:
         given = body(**fields)
         if path == COUNT:
             del given["max_tokens"]
-        self.refused(qwen.post(path, json=given), 400, "invalid_request_error", words)
+        sent = qwen.post(path, content=json.dumps(given), headers={"content-type": "application/json"})
+        self.refused(sent, 400, "invalid_request_error", words)
 
     @pytest.mark.parametrize(
         ("fields", "words"),

@@ -56,6 +56,16 @@ def test_a_request_that_offers_another_protocol_keeps_its_body(
     assert not caplog.records, "clients could fill the disk with log lines"
 
 
+def test_a_stream_over_http_1_0_has_no_chunks(served: Served) -> None:
+    """Its clients would take their sizes for text. The end of the connection ends it."""
+    body = json.dumps({"messages": user("hi"), "max_tokens": 3, "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.0\r\n{KEYED}\r\nContent-Type: application/json\r\n"
+    answer = exchange(served, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    fields, _, text = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields.lower()
+    assert text.startswith(b"data: {") and text.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_request_after_an_upgrade_offer_is_answered(served: Served) -> None:
     head = upgrade_head("h2c", "Upgrade, HTTP2-Settings")
     following = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{KEYED}\r\nConnection: close\r\n\r\n".encode()

@@ -94,6 +94,11 @@ def test_a_chat_reads_what_is_left(reader: Reader, fields: dict[str, Any], kept:
     assert reader.read(CHATS, **{"messages": user(TEXT)} | fields) == kept
 
 
+def test_a_reply_that_takes_the_whole_context_is_what_is_refused(reader: Reader) -> None:
+    response = reader.post(TEXTS, prompt=TEXT, truncate_prompt_tokens=-1, max_tokens=CONTEXT)
+    assert response.status_code == 400 and "lower max_tokens" in response.json()["error"]["message"]
+
+
 def test_tokenize_returns_what_a_request_would_read(reader: Reader) -> None:
     def text(**fields: Any) -> str:
         tokens = reader.post("/tokenize", **fields).json()["tokens"]
@@ -117,6 +122,7 @@ def test_embeddings_keep_the_beginning(reader: Reader) -> None:
     [
         (TEXTS, {"prompt": TEXT, "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         (TEXTS, {"prompt": TEXT, "truncate_prompt_tokens": CONTEXT}, "truncate_prompt_tokens"),
+        (TEXTS, {"prompt": TEXT, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (TEXTS, {"prompt": TEXT, "truncate_prompt_tokens": 49}, "truncate_prompt_tokens"),
         (TEXTS, {"prompt": TEXT, "truncate_prompt_tokens": 4, "truncation_side": ""}, "truncation_side"),
         (CHATS, {"messages": user(TEXT), "truncate_prompt_tokens": "4"}, "truncate_prompt_tokens"),

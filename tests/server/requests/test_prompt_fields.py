@@ -96,6 +96,18 @@ def test_only_text_of_the_assistant_is_continued(client: httpx.Client, final: di
     assert response.json()["error"]["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize(
+    "call", [{}, {"function": None}, {"function": {"arguments": "{}"}}, {"function": {"name": "f"}},
+             {"function": {"name": ["f"], "arguments": "{}"}}, {"function": {"name": "f", "arguments": 5}}, 5]
+)  # fmt: skip
+def test_a_call_of_another_form_is_refused_by_its_place(client: httpx.Client, call: Any) -> None:
+    """Templates fail at it, each in its own way, or write it into the prompt."""
+    messages = [*user("hi"), {"role": "assistant", "content": None, "tool_calls": [call]}, *user("go")]
+    error = client.post(CHAT, json={"messages": messages}).json()["error"]
+    assert error["param"] == "messages[1].tool_calls[0]"
+    assert "must have the form" in error["message"]
+
+
 def test_the_effort_of_a_response(model: Model) -> None:
     with model.served.client() as client:
         for effort, start in (("high", "effort high\n"), ("utmost", "user: hi\n"), (None, "user: hi\n")):
