@@ -136,6 +136,15 @@ class OpenChats:
                 with suppress(ChatGone):  # reported on the next write to it
                     self._reread(each)
 
+    def replying_elsewhere(self, conversation: Conversation) -> bool:
+        """Whether another screen receives a reply in this chat. Loads its changes first."""
+        self.catch_up()
+        if _awaits(conversation):
+            self.services.store.settle_interrupted()  # that screen may have been killed
+            with suppress(ChatGone):
+                self._reread(conversation)
+        return _awaits(conversation)
+
     def remember(self, file: Path) -> None:
         """Save the arrangement now, because a killed screen cannot."""
         pinned = [each.chat.id for each in self._all if each in self.pinned]
@@ -184,3 +193,9 @@ class OpenChats:
         self._pinned_first()
         self.active = conversation
         return conversation
+
+
+def _awaits(conversation: Conversation) -> bool:
+    """Whether the chat ends with a running reply that is not this screen's."""
+    last = conversation.chat.messages[-1:]
+    return not conversation.streaming and any(each.state == "streaming" for each in last)
