@@ -11,6 +11,7 @@ from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.chats.queries import PAGE
 from minichat.session.conversation import Conversation
+from minichat.session.run import ConversationView
 from minichat.session.services import ChatServices
 from minichat.shell.remembered import Remembered
 
@@ -169,10 +170,9 @@ class OpenChats:
         if heading != (chat.title, chat.system, chat.params):
             chat.title, chat.system, chat.params = heading
             self.services.changed(conversation)
-        if now.messages != chat.messages:
-            chat.messages, chat.earlier = now.messages, now.earlier
-            if conversation.view is not None:
-                conversation.view.show_messages()
+        before, chat.messages, chat.earlier = chat.messages, now.messages, now.earlier
+        if before != now.messages and conversation.view is not None:
+            _show_changes(conversation.view, before, now.messages)
 
     def _take_away(self, conversation: Conversation) -> None:
         """Remove the chat; replace the last one with a new chat."""
@@ -193,6 +193,18 @@ class OpenChats:
         self._pinned_first()
         self.active = conversation
         return conversation
+
+
+def _show_changes(view: ConversationView, before: list[Message], now: list[Message]) -> None:
+    """Show what has been added to the last message and after it, without moving the view."""
+    last = len(before) - 1
+    if last < 0 or before[:last] != now[:last] or before[last].id not in [each.id for each in now[last:]][:1]:
+        view.show_messages()
+        return
+    if now[last] != before[last]:
+        view.settle_message(now[last])
+    for each in now[last + 1 :]:
+        view.add_message(each)
 
 
 def _awaits(conversation: Conversation) -> bool:
