@@ -28,6 +28,11 @@ async def cut_prompts(
     if most > fits:
         problem = f"must be at most {fits}, which leaves room for the reply, got {most}"
         raise ApiError(400, f"truncate_prompt_tokens {problem}", param="truncate_prompt_tokens")
+    if most == 0:
+        problem = "must be at least 1, or -1 for as many as fit, got 0"
+        raise ApiError(400, f"truncate_prompt_tokens {problem}", param="truncate_prompt_tokens")
+    if most == _FITS and fits < 1:
+        return prompts  # refused as too long, with what max_tokens may be
     first = (body.truncation_side or side) == "right"
-    most = max(fits, 0) if most == _FITS else most
+    most = fits if most == _FITS else most
     return [CutPrompt(each, most, first) for each in prompts]
