@@ -21,6 +21,7 @@ from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
+from textual.timer import Timer
 from textual.widget import Widget
 
 from engine.api.errors import EngineError
@@ -61,6 +62,7 @@ from minichat.ui.transcript.glyphs import enterable, one_line
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # notices shown at once
+_FOLLOW_EVERY = 1.0  # seconds between looks at a reply that another screen receives
 _CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
 
 
@@ -89,6 +91,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
+        self._following: Timer | None = None
         self._saved_theme, self._checked_at = self.theme, start.clock()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
@@ -107,6 +110,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         )
         self.main.context = self.context = self._context_of(found)
         self._load_css(found)
+        self.main.signals.chat_changed.connect(self._follow_others)
         self.poller = SnapshotPoller(
             backend,
             self.main.show_snapshot,
@@ -298,7 +302,18 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._checked_at = self.start.clock()
         with self.reporting_errors():
             self.chats.catch_up()
+        self._follow_others()
         self._themes.look()
+
+    def _follow_others(self) -> None:
+        """Look again in a moment if a reply that another screen receives is shown here."""
+        with self.reporting_errors():
+            if any(map(self.chats.replying_elsewhere, self.main.shown)) and self._following is None:
+                self._following = self.set_timer(_FOLLOW_EVERY, self._look_again)
+
+    def _look_again(self) -> None:
+        self._following = None
+        self._follow_others()
 
     def copy_theme(self, name: str) -> Path:
         return self._themes.copy(name)

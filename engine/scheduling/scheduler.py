@@ -392,7 +392,8 @@ class Scheduler:
     def report_finish(self, request: Request, finish: Finish, error: str) -> None:
         request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
         now, name = self.clock(), finish.value
-        self.emit(events.Finished(self.step, now, request.id, name, request.generated, error))
+        tokens = request.generated if request.params.max_tokens != 0 else 0  # without a reply it is dropped
+        self.emit(events.Finished(self.step, now, request.id, name, tokens, error))
 
     def check(self) -> None:
         """Check that blocks, slots and queues agree. Raises AssertionError if not."""

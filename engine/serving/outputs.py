@@ -166,7 +166,8 @@ class OutputProcessor:
         request = self._scheduler.commit(row, token)
         if request is None:
             return
-        self._note(request, step, now)
+        if request.params.max_tokens != 0:
+            self._note(request, step, now)
         if (samples := self._samples.get(request.group)) and not samples.whole:
             for child, reply in samples.start_others():
                 self._replies[child.id] = reply

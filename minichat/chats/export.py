@@ -15,6 +15,7 @@ from minichat.plural import plural
 FORMAT = "minichat chat"
 VERSION = 1
 YEAR_9999 = 253_370_764_800
+_LARGEST = 1e15  # of a reply's figures; infinity and NaN are none
 _SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
 
 
@@ -133,7 +134,7 @@ def _stats(found: dict[str, Any] | None, place: str) -> ReplyStats | None:
     newer: dict[str, type] = {"left_out": int, "blocks": int, "loaded": int, "tier": str, "copied": int}
     newer["saved"] = float
     kinds |= {name: kind for name, kind in newer.items() if name in found}  # missing in older exports
-    return ReplyStats(**{name: _get(found, name, place, kind) for name, kind in kinds.items()})
+    return ReplyStats(**{name: _figure(found, name, place, kind) for name, kind in kinds.items()})
 
 
 def _get(found: dict[str, Any], name: str, place: str, kind: Any) -> Any:
@@ -144,9 +145,19 @@ def _get(found: dict[str, Any], name: str, place: str, kind: Any) -> Any:
     return value
 
 
+def _figure(found: dict[str, Any], name: str, place: str, kind: Any) -> Any:
+    """A value that can be shown."""
+    value = _get(found, name, place, kind)
+    if kind is not str and not abs(value) < _LARGEST:
+        _refuse(f"{place}.{name}", f"{_KINDS[kind]} below {_LARGEST:g}", value)
+    return value
+
+
 def _time(found: dict[str, Any], name: str, place: str) -> float:
-    at = float(_get(found, name, place, float))
-    return at if 0 <= at < YEAR_9999 else _refuse(f"{place}.{name}".lstrip("."), "seconds since 1970", at)
+    at = _get(found, name, place, float)
+    return (
+        float(at) if 0 <= at < YEAR_9999 else _refuse(f"{place}.{name}".lstrip("."), "seconds since 1970", at)
+    )
 
 
 def _get_object(found: dict[str, Any], name: str, place: str) -> dict[str, Any] | None:

@@ -51,6 +51,10 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
+    def settle_interrupted(self) -> None:
+        """Mark replies as stopped if the process that was writing them was killed."""
+        self._database.write(queries.settle_interrupted)
+
     # Chats
 
     def open_chats(self, last: int = PAGE) -> list[Chat]:

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.api.commands import Command
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
-from engine.api.events import Delta, Event
+from engine.api.events import Delta, Event, Quantized, Recached
 from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.places import DiskRoom
@@ -85,7 +85,8 @@ class LocalBackend:
     ) -> None:
         """`disk`: where this or an earlier engine keeps blocks of chats."""
         self._config, self._launch, self._disk = config, launch, disk
-        self._adapted = config.model, config.adapters
+        self._given = config
+        self._converted: dict[str, dict[str, str]] = {}  # forms of weights and cache chosen since, by model
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -113,7 +114,9 @@ class LocalBackend:
             try:
                 with loading():
                     self._engine = self._launch(self._config, tell)
-                self._unsubscribe = [self._engine.subscribe(handler) for handler in self._handlers]
+                forms = self._converted.setdefault(self._config.model, {})
+                self._unsubscribe = [self._engine.subscribe(lambda event: _note_form(event, forms))]
+                self._unsubscribe += [self._engine.subscribe(handler) for handler in self._handlers]
             finally:
                 self._loading = False
             return self._engine.snapshot()
@@ -127,9 +130,14 @@ class LocalBackend:
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
         await in_thread(self._close_engine)
-        name, adapters = self._adapted  # adapters fit only the model they were made for
-        self._config = replace(self._config, model=model, adapters=adapters if model == name else ())
+        self._config = self.config_of(model)
         return await self.load(progress)
+
+    def config_of(self, model: str) -> EngineConfig:
+        """The configuration to load a model with: in the form that it was last converted to."""
+        adapters = self._given.adapters if model == self._given.model else ()  # they fit only that model
+        forms: dict[str, Any] = self._converted.get(model, {})
+        return replace(self._given, model=model, adapters=adapters, **forms)
 
     def _close_engine(self) -> None:
         """Close the engine and free its memory, before the next one measures free memory."""
@@ -218,3 +226,12 @@ class LocalBackend:
         if self._engine is None:
             raise EngineDead(self._trouble)
         return self._engine
+
+
+def _note_form(event: Event, forms: dict[str, str]) -> None:
+    """Note the form that weights or cache have now. Runs on the engine's thread."""
+    match event:
+        case Quantized(scheme=scheme, error=""):
+            forms["quantization"] = scheme
+        case Recached(scheme=scheme):
+            forms["kv_scheme"] = scheme

@@ -136,6 +136,7 @@ class RemoteBackend:
 
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
+            await self._link.close()  # it would find the next engine while `ensure` still starts it
             await self._home.ensure(progress)
         self._take_hello(await self._link.open())
         if self._listener is not None:

@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from engine.api.errors import EngineError
 from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed, refuse_chances
 from minichat.settings import Loaded, Settings
+from minichat.shell.again import restart, restarted
 from minichat.shell.first import First
 from minichat.shell.interpreter import loading, share
 from minichat.shell.paths import Paths, private_folder
@@ -73,7 +73,7 @@ def show(
         terminal=terminal,
         params=chosen.params,
         system=chosen.system,
-        named=chosen.named,
+        named=chosen.named and not restarted(),
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),
@@ -86,7 +86,7 @@ def show(
     closed = backend.close()
     code = app.return_code or 0
     if code == RESTART:
-        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.lifecycle.model)])
+        restart(again(app.lifecycle.model))
     if not closed:
         os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import DiskRoom
 from minichat.chats.model import Message
@@ -46,15 +47,18 @@ def run(options: argparse.Namespace) -> int:
     except EngineError as error:
         return failed(error)
 
-    def engine() -> LocalBackend:
-        launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
-        disk = DiskRoom.parse(config.kv_disk or f"{paths.cache}:1")
-        return LocalBackend(config, launch, disk)
+    launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
+    backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"))
 
     def again(model: str) -> list[str]:
-        return words_of(options, model=model)
+        return restart_words(options, backend.config_of(model))
 
-    return show(options, paths, loaded, engine, again, model=config.model, first=first)
+    return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first)
+
+
+def restart_words(options: argparse.Namespace, config: EngineConfig) -> list[str]:
+    """The options of a restart: weights and cache keep the form they were converted to."""
+    return words_of(options, model=config.model, quantization=config.quantization, kv=config.kv_scheme)
 
 
 def _refuse_screen_options(options: argparse.Namespace) -> None:

@@ -128,12 +128,13 @@ class EngineLifecycle:
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
         meter, banner, keybar = ProgressMeter(), self.program.main.banner, self.program.main.keybar
         place = self.program.backend.elsewhere
-        banner.say(f"attaching to {place}" if place else f"loading {short(model)}")
+        what = short(model) or place  # an attached screen learns the model later
+        banner.say(f"attaching to {place}" if place else f"loading {what}")
         keybar.trouble, keybar.fault = "attaching" if place else "loading", False
 
         def progress(done: int, total: int) -> None:
             meter.update(done, total)
-            banner.say(f"loading {short(model)}  {meter.text()}", meter.fraction)
+            banner.say(f"loading {what}  {meter.text()}", meter.fraction)
 
         return await load(progress)
 

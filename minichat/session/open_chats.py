@@ -11,6 +11,7 @@ from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.chats.queries import PAGE
 from minichat.session.conversation import Conversation
+from minichat.session.run import ConversationView
 from minichat.session.services import ChatServices
 from minichat.shell.remembered import Remembered
 
@@ -136,6 +137,15 @@ class OpenChats:
                 with suppress(ChatGone):  # reported on the next write to it
                     self._reread(each)
 
+    def replying_elsewhere(self, conversation: Conversation) -> bool:
+        """Whether another screen receives a reply in this chat. Loads its changes first."""
+        self.catch_up()
+        if _awaits(conversation):
+            self.services.store.settle_interrupted()  # that screen may have been killed
+            with suppress(ChatGone):
+                self._reread(conversation)
+        return _awaits(conversation)
+
     def remember(self, file: Path) -> None:
         """Save the arrangement now, because a killed screen cannot."""
         pinned = [each.chat.id for each in self._all if each in self.pinned]
@@ -160,10 +170,9 @@ class OpenChats:
         if heading != (chat.title, chat.system, chat.params):
             chat.title, chat.system, chat.params = heading
             self.services.changed(conversation)
-        if now.messages != chat.messages:
-            chat.messages, chat.earlier = now.messages, now.earlier
-            if conversation.view is not None:
-                conversation.view.show_messages()
+        before, chat.messages, chat.earlier = chat.messages, now.messages, now.earlier
+        if before != now.messages and conversation.view is not None:
+            _show_changes(conversation.view, before, now.messages)
 
     def _take_away(self, conversation: Conversation) -> None:
         """Remove the chat; replace the last one with a new chat."""
@@ -184,3 +193,21 @@ class OpenChats:
         self._pinned_first()
         self.active = conversation
         return conversation
+
+
+def _show_changes(view: ConversationView, before: list[Message], now: list[Message]) -> None:
+    """Show what has been added to the last message and after it, without moving the view."""
+    last = len(before) - 1
+    if last < 0 or before[:last] != now[:last] or before[last].id not in [each.id for each in now[last:]][:1]:
+        view.show_messages()
+        return
+    if now[last] != before[last]:
+        view.settle_message(now[last])
+    for each in now[last + 1 :]:
+        view.add_message(each)
+
+
+def _awaits(conversation: Conversation) -> bool:
+    """Whether the chat ends with a running reply that is not this screen's."""
+    last = conversation.chat.messages[-1:]
+    return not conversation.streaming and any(each.state == "streaming" for each in last)

@@ -1,8 +1,12 @@
-"""Build the command line that restarts the same program."""
+"""Restart the same program with its options."""
 
 import argparse
+import os
+import sys
+from collections.abc import Sequence
 
 _OPTIONS = {"runs_in": "engine", "no_screen": "no-screen"}  # attributes whose option has another name
+_RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
 _PLACES = ("url",)  # positional arguments
 
 
@@ -19,3 +23,14 @@ def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
         values = value if isinstance(value, list) else [value]
         words += [option] if value is True else [f"{option}={each}" for each in values]
     return [*words, *(["--", *places] if places else [])]
+
+
+def restart(words: Sequence[str]) -> None:
+    """Replace this program by a new one. The terminal stays the same."""
+    os.environ[_RESTARTED] = "1"
+    os.execv(sys.executable, [sys.executable, "-m", "minichat", *words])
+
+
+def restarted() -> bool:
+    """Whether the program was restarted, so that it opens the chats as they were. True only once."""
+    return bool(os.environ.pop(_RESTARTED, ""))

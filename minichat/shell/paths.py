@@ -101,7 +101,7 @@ def read_file(file: Path) -> str:
     """The text of a file that the user named; never waits, as reading a pipe or a device would."""
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise OSError(errno.EINVAL, "not a regular file", str(file))
-    return file.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8-sig")  # editors on Windows begin it with a mark
 
 
 def _home(environment: Mapping[str, str]) -> Path:

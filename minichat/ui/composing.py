@@ -18,6 +18,7 @@ from minichat.shell.background import begin
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
+_TYPED = 20  # characters that a text may differ by from the one whose tokens are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,16 @@ class Composing:
         self.checked = Checked()
         self._context = context
         self._timer: Timer | None = None
+        self._counted = 0  # characters of the text that was checked
         self._warned = ""  # the text whose missing files the user was warned about
         self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
         self._over = False
 
     def note(self) -> None:
         """Schedule a check: the text has changed, or what it may take."""
-        if self._context.workspace.prompt.text.strip():
+        if (text := self._context.workspace.prompt.text).strip():
+            if abs(len(text) - self._counted) > _TYPED and self.checked != Checked():
+                self._show(Checked())  # a text was pasted or removed
             if self._timer is None:
                 self._timer = self._context.app.set_timer(_LATE, self._begin)
         elif self.checked != Checked():
@@ -122,6 +126,7 @@ class Composing:
         message = workspace.prompt.message
         checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
         if workspace.prompt.text == text:
+            self._counted = len(text)
             self._show(checked)
 
     def _show(self, checked: Checked) -> None:

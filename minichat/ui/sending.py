@@ -27,6 +27,10 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         warn_busy(context, busy)
         return
     try:
+        if busy := [each for each in to if context.chats.replying_elsewhere(each)]:
+            _give_back(context, text, active)
+            warn_busy_elsewhere(context, busy)
+            return
         files = attach(text, [*context.program.start.first.piped, *active.files()])
         for conversation in to:
             conversation.send(text, files)
@@ -51,14 +55,25 @@ def retry(context: Context, message_id: int | None = None) -> None:
         context.program.report(why)
     elif active.streaming:
         warn_busy(context, [active])
+    elif context.chats.replying_elsewhere(active):
+        warn_busy_elsewhere(context, [active])
     elif not active.retry(message_id):
         context.app.notify("There is no finished reply to regenerate", severity="warning")
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
+    stop = context.keys.name("reply.stop")
+    context.app.notify(f"{_letters_are(busy)} still replying. Press {stop} to stop", severity="warning")
+
+
+def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
+    notice = f"{_letters_are(busy)} replying on another screen. Wait for the end of the reply"
+    context.app.notify(notice, severity="warning")
+
+
+def _letters_are(busy: Sequence[Conversation]) -> str:
     letters = ", ".join(each.chat.letter.upper() for each in busy)
-    are, stop = "is" if len(busy) == 1 else "are", context.keys.name("reply.stop")
-    context.app.notify(f"{letters} {are} still replying. Press {stop} to stop", severity="warning")
+    return f"{letters} {'is' if len(busy) == 1 else 'are'}"
 
 
 def _refusal(failed: Message, active: Conversation) -> str:

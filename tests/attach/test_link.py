@@ -23,9 +23,9 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.clients.address import Address
 from minichat.clients.link import Link
-from minichat.clients.protocol import LinkLost
+from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from tests.app.conftest import at_once, run, whole
-from tests.attach.conftest import Attached, attached, text_of
+from tests.attach.conftest import Attached, attached, no_progress, text_of
 from tests.server.conftest import KEY, Served, dry, serving, user
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -229,6 +229,23 @@ async def test_a_different_engine_at_the_same_address_is_detected(own: Served) -
             with pytest.raises(EngineDead, match="was restarted"):
                 await reading
             assert await read(it) != ""
+
+
+@run
+async def test_the_link_is_down_while_the_engine_is_replaced(own: Served) -> None:
+    async with attached(own) as it:
+
+        class Replacing:
+            async def ensure(self, progress: Progress) -> None:
+                with pytest.raises(EngineDead, match="the connection was closed"):
+                    await it.backend.snapshot()
+
+            def gone(self) -> str:
+                return ""
+
+        it.backend._home = Replacing()
+        assert (await it.backend.switch("", no_progress)).state == "ready"
+        assert not it.events_of(LinkLost) and not it.events_of(LinkBack)
 
 
 @run

@@ -128,7 +128,7 @@ async def test_figures_of_a_cut_link_are_dated(bench: Callable[..., Any], size: 
         as_of = f"no link, as of {seen}"
         panes = [pane for pane in it.monitor.panes.values() if pane.seen]
         await it.until(lambda: it.screen_text().count(as_of) == max(len(panes), 1))
-        await it.until(lambda: not it.monitor.event_log.seen or "connection lost" in it.screen_text())
+        await it.until(lambda: not it.monitor.event_log.seen or " cut " in it.screen_text())
         await it.pilot.press("alt+m", "3")
         await it.until(lambda: it.screen_text().count(as_of) == 1)
         axis = next(line for line in it.screen_text().splitlines() if "-30 s" in line)
@@ -282,3 +282,18 @@ async def test_a_reply_that_was_stopped_or_whose_chat_was_closed_is_not_resumed(
         reply = await it.say("hello")
         await it.pilot.press("alt+w")
         await it.until(lambda: reply.finished)
+
+
+@run
+async def test_a_loading_engine_is_named_before_its_model_is_known(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()], elsewhere="engine main")
+    async with bench(backend=backend) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        backend.loaded.clear()
+        it.app.lifecycle.model = ""
+        it.app.run_worker(it.app.lifecycle.load())
+        await it.until(lambda: backend.progress is not None)
+        backend.progress(5_000_000, 10_000_000)
+        await it.until(lambda: "loading engine main  5.0 of 10.0 MB" in it.screen_text())

@@ -14,17 +14,18 @@ from minichat.chats.store import Store
 
 text = st.text(max_size=20)
 seconds = st.floats(0, 4e9)
+counts = st.integers(0, 10**14)
 stats = st.builds(
     ReplyStats,
-    tokens=st.integers(0),
+    tokens=counts,
     seconds=seconds,
     ttft=seconds,
-    prompt_tokens=st.integers(0),
+    prompt_tokens=counts,
     strategy=text,
-    left_out=st.integers(0),
-    copied=st.integers(0),
-    blocks=st.integers(0),
-    loaded=st.integers(0),
+    left_out=counts,
+    copied=counts,
+    blocks=counts,
+    loaded=counts,
     tier=text,
     saved=seconds,
 )
@@ -120,6 +121,16 @@ def broken(**changes: Any) -> str:
         (broken(message={"attachments": [3]}), r"messages\[0\].attachments\[0\] must be an attachment"),
         (broken(message={"attachments": [{"name": "a"}]}), r"attachments\[0\].text must be a text"),
         (broken(message={"stats": {"tokens": 1.5}}), r"messages\[0\].stats.tokens must be a whole number"),
+        (
+            broken(message={"stats": {"tokens": 10**400}}),
+            r"stats.tokens must be a whole number below 1e\+15, got 10",
+        ),
+        (
+            broken(message={"stats": {"tokens": 1, "seconds": float("nan")}}),
+            r"stats.seconds must be a number",
+        ),
+        (broken(message={"stats": {"tokens": 1, "seconds": 10**400}}), r"stats.seconds must be a number"),
+        (broken(created_at=10**400), "created_at must be seconds since 1970, got 10"),
     ],
 )
 def test_the_error_locates_the_fault_in_a_broken_export(store: Store, given: str, sentence: str) -> None:

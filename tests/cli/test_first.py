@@ -12,7 +12,7 @@ import pytest
 
 from minichat.cli import parser
 from minichat.commands.generate import unread_input
-from minichat.shell.again import words_of
+from minichat.shell.again import restart, restarted, words_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run
 
@@ -145,6 +145,17 @@ def test_the_program_restarts_with_its_options_but_without_the_question() -> Non
         True,
     )
     assert {**vars(found), "text": options.text, "model": "a"} == vars(options)
+
+
+def test_only_the_restarted_program_opens_its_chats_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINICHAT_RESTARTED", "")
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: ran.append([program, *words]))
+    assert not restarted()
+    restart(["attach", "--max-tokens=9"])
+    python = sys.executable
+    assert ran == [[python, python, "-m", "minichat", "attach", "--max-tokens=9"]]
+    assert [restarted(), restarted()] == [True, False]
 
 
 # Paths

@@ -56,7 +56,9 @@ def import_(context: Context) -> None:
                 chat = context.chats.services.store.import_json(text)
             except OSError as error:
                 context.program.report(f"Cannot read {file}: {error.strerror}")
-            except (UnicodeDecodeError, BadExport) as error:
+            except UnicodeDecodeError:
+                context.program.report(f"Cannot import {file}: not UTF-8 text")
+            except BadExport as error:
                 context.program.report(f"Cannot import {file}: {error}")
             else:
                 await reopen(context, chat.id)

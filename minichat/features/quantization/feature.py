@@ -6,6 +6,7 @@ from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
+from minichat.features.quantization.reverting import Reverting
 from minichat.ui.marks import ASCII
 
 
@@ -69,6 +70,7 @@ QUANTIZATION = Feature(
             greeting="how weights are stored",
         ),
     ),
+    part=Reverting,
     panel=PanelSpec(QuantizationPanel, sees=QuantizationPanel.see_snapshot),
     help=(
         HelpSection(

@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.widgets import Input, TextArea
 
 from minichat.ui.dialogs.dialog import Dialog, inner_height
+from minichat.ui.panes.editor import Editor
 from minichat.ui.transcript.glyphs import enterable
 
 
@@ -23,7 +24,7 @@ class AskScreen(Dialog[str]):
         self._given = enterable(answer)
         self._field: Input | TextArea
         if lines:
-            self._field = TextArea(self._given, soft_wrap=True, highlight_cursor_line=False)
+            self._field = Editor(self._given, soft_wrap=True, highlight_cursor_line=False)
         else:
             self._field = Input(self._given, select_on_focus=False)
         self._field.cursor_blink = False

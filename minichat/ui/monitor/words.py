@@ -119,7 +119,7 @@ def described(event: Event) -> tuple[str, str]:
         case ReplicaChanged(replica=replica, state=state, error=error):
             return "replica", f"{replica} is {state}" + (f": {error}" if error else "")
         case LinkLost(why=why):
-            return "cut", f"connection lost: {why}"
+            return "cut", why
         case LinkBack(restarted=restarted, seconds=seconds):
             return "back", f"{'another engine' if restarted else 'connected'} after {duration(seconds)}"
     return event.kind, ", ".join(f"{k} {v}" for k, v in event.record().items() if k not in _PLAIN)

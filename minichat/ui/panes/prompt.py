@@ -7,16 +7,16 @@ from rich.segment import Segment
 from textual.events import Blur, Key
 from textual.message import Message
 from textual.strip import Strip
-from textual.widgets import TextArea
 
 from minichat.clients.bridge import in_thread
 from minichat.session.attachments import Entry, entries, folder_of, offers, typing
 from minichat.shell.background import begin
 from minichat.ui.panes.completion import CompletionList
+from minichat.ui.panes.editor import Editor
 from minichat.ui.transcript.glyphs import enterable, skinless
 
 
-class Prompt(TextArea):
+class Prompt(Editor):
     """Grows with its text. In an empty prompt Up recalls earlier messages, and Down returns.
     The page keys, and End at the end of the text, scroll the chat.
 

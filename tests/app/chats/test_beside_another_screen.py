@@ -1,6 +1,9 @@
 """Changes that another screen made to the same chats appear when the user returns to this screen."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,14 @@ def other(tmp_path: Path) -> Store:
 def writes(other: Store, chat: int) -> None:
     other.append(chat, "user", "from elsewhere")
     other.append(chat, "assistant", "heard there", stats=ReplyStats(2, 1.0, 0.1, 3, "greedy"))
+
+
+@contextmanager
+def living(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Write as another living process."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", os.getppid)
+        yield
 
 
 def comes_back(it: Any) -> None:
@@ -91,3 +102,69 @@ async def test_a_chat_deleted_there_is_kept_here(bench: Callable[..., Any], othe
         it.app.on_app_focus()
         assert it.texts()[-1] == ("assistant", "good day", "done")
         assert not it.notices()
+
+
+@run
+async def test_a_message_follows_those_sent_elsewhere_a_moment_ago(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench(clock=Clock()) as it:
+        await it.pilot.press("a")
+        writes(other, it.app.chats.active.chat.id)
+        reply = await it.say("and here?")
+        assert [turn["content"] for turn in reply.prompt] == ["from elsewhere", "heard there", "and here?"]
+
+
+@run
+async def test_nothing_is_sent_or_regenerated_while_another_screen_receives_a_reply(
+    bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("hello"), "good day")
+        chat = it.app.chats.active.chat.id
+        other.append(chat, "user", "from elsewhere")
+        with living(monkeypatch):
+            other.append(chat, "assistant", "half", state="streaming")
+        it.main.prompt.put("and here?")
+        await it.pilot.press("enter", "alt+r")
+        notice = "A is replying on another screen. Wait for the end of the reply"
+        await it.until(lambda: notice in it.notices())
+        assert (it.main.prompt.text, len(it.replies)) == ("and here?", 1)
+        assert it.texts()[-1] == ("assistant", "half", "streaming")
+
+
+@run
+async def test_a_reply_of_a_killed_screen_hinders_nothing(
+    bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(clock=Clock()) as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)  # larger than any process id
+            writes(other, it.app.chats.active.chat.id)
+            other.append(it.app.chats.active.chat.id, "assistant", "half", state="streaming")
+        reply = await it.say("and here?")
+        assert reply.prompt[-1]["content"] == "and here?"
+        assert ("assistant", "half", "stopped") in it.texts()
+
+
+@run
+async def test_a_reply_that_another_screen_receives_is_followed_without_a_key(
+    bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.app._FOLLOW_EVERY", 0.15)
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("hello"), "\n".join(map(str, range(60))))
+        chat = it.app.chats.active.chat.id
+        with living(monkeypatch):
+            reply = other.append(chat, "assistant", "half", state="streaming")
+        it.app.on_app_focus()
+        await it.until(lambda: "half" in it.screen_text())
+        await it.pilot.press("ctrl+up", "ctrl+up")
+        top = it.main.transcript.scroll_offset.y
+        with living(monkeypatch):
+            other.update(replace(reply, text="half of it"))
+        await it.until(lambda: it.texts()[-1] == ("assistant", "half of it", "streaming"))
+        other.update(replace(reply, text="all of it", state="done"))
+        await it.until(lambda: it.texts()[-1] == ("assistant", "all of it", "done"))
+        assert it.main.transcript.scroll_offset.y == top, "the view does not move"
+        await it.until(lambda: it.app._following is None)

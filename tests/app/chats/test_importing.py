@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from minichat.chats.export import to_json
+from minichat.chats.model import Chat, Message
 from tests.app.conftest import run
 
 
@@ -39,7 +41,8 @@ async def test_an_exported_chat_comes_back(bench: Callable[..., Any], tmp_path: 
         (None, "Cannot read"),
         (b"{", "invalid JSON"),
         (b"{}", '"format" must be'),
-        (b"\xff", "can't decode byte 0xff"),
+        (b"\xff\xfe{", "not UTF-8 text"),
+        ("{}".encode("utf-8-sig"), '"format" must be'),
     ],
 )
 async def test_a_file_that_is_no_chat_is_refused(
@@ -77,3 +80,15 @@ async def test_nothing_is_exported_into_a_pipe(bench: Callable[..., Any], tmp_pa
         await it.until(lambda: any("pipe.md already exists" in each for each in it.notices()))
         await take_in(it, long, "chat.export")
         await it.until(lambda: any(f"Cannot write {long}: File name too" in each for each in it.notices()))
+
+
+@run
+async def test_home_goes_to_the_first_of_many_messages(bench: Callable[..., Any], tmp_path: Path) -> None:
+    messages = [Message(0, "user", f"message {number}") for number in range(200)]
+    (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=messages)))
+    async with bench() as it:
+        await take_in(it, tmp_path / "chat.json")
+        await it.until(lambda: "message 199" in it.screen_text())
+        it.main.transcript.focus()
+        await it.pilot.press("home")
+        await it.until(lambda: "message 0\n" in "\n".join(map(str.rstrip, it.screen_text().splitlines())))

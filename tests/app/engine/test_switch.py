@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
+from engine.api.commands import SetKvScheme, SetQuantization
 from engine.api.config import EngineConfig
 from engine.api.errors import BadCheckpoint, EngineDead
 from engine.api.events import Delta, Died, Event
 from engine.api.params import SamplingParams
 from engine.host.thread import EngineThread
 from engine.start import start
+from minichat.cli import parser
 from minichat.clients.local import LocalBackend
 from minichat.clients.protocol import Progress
+from minichat.commands.tui import restart_words
 from tests.app.conftest import run, whole
 from tests.cli.conftest import TEMPLATE, write_model
 from tests.models.lora import random_adapter
+from tests.waiting import until
 
 
 @run
@@ -129,4 +133,22 @@ async def test_a_chat_finds_its_blocks_again_after_another_model(tmp_path: Path)
     last = await ask(messages[2], "a")
     assert (last.tier, last.loaded) == ("host", await full(messages[1]))
     assert said == never_stopped
+    assert backend.close()
+
+
+@run
+async def test_a_model_comes_back_in_the_form_it_was_converted_to(tmp_path: Path) -> None:
+    one = str(write_model(tmp_path / "one"))
+    backend = LocalBackend(EngineConfig(model=one, device="cpu", blocks=32))
+    await backend.load(lambda *_: None)
+    await backend.send(SetKvScheme("int8"))
+    await backend.send(SetQuantization("int8"))
+    await until(lambda: backend.config_of(one).quantization == "int8")
+    shot = await backend.switch(one, lambda *_: None)
+    assert (shot.quantization, shot.kv_scheme) == ("int8", "int8")
+    other = backend.config_of("pocket")
+    assert (other.quantization, other.kv_scheme) == ("none", "none")
+    options = parser().parse_args(["chat", "--model=pocket", "--kv=fp8"])
+    again = parser().parse_args(restart_words(options, backend.config_of(one)))  # as after F5
+    assert (again.model, again.quantization, again.kv) == (one, "int8", "int8")
     assert backend.close()

@@ -55,6 +55,20 @@ async def test_the_tokens_of_a_message_are_shown_before_it_is_sent(
 
 
 @run
+async def test_the_tokens_of_a_former_text_are_not_shown_below_a_paste(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench(backend=narrow()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.main.prompt.put("h")
+        await it.until(lambda: below(it).startswith("2 of 63 tokens"))
+        it.main.prompt.put("h" * 40)
+        await it.pilot.pause()
+        assert not below(it).startswith("2 of")
+        await it.until(lambda: below(it).startswith("41 of 63 tokens"))
+
+
+@run
 async def test_the_tokens_follow_the_settings_and_the_model(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
         await it.until(lambda: it.app.lifecycle.alive)

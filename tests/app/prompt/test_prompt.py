@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from textual.events import Paste
+
 from tests.app.conftest import run
 
 
@@ -98,3 +100,19 @@ async def test_enter_can_be_the_key_of_a_new_line(bench: Callable[..., Any], tmp
         assert it.replies[0].prompt[-1]["content"] == "a\nb"
         assert it.notices() == []
         assert "Enter newline" in str(it.main.prompt.border_subtitle)
+
+
+@run
+async def test_a_long_paste_is_undone_and_redone(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("a")
+        it.app.post_message(Paste("line\n" * 30))
+        await it.until(lambda: it.main.prompt.show_vertical_scrollbar)
+        await it.pilot.press("ctrl+z")
+        await it.until(lambda: not it.main.prompt.show_vertical_scrollbar)
+        assert (it.main.prompt.text, it.main.prompt.cursor_location) == ("a", (0, 1))
+        await it.pilot.press("ctrl+y")
+        await it.until(lambda: it.main.prompt.show_vertical_scrollbar)
+        assert it.main.prompt.cursor_location == (30, 0)
+        await it.pilot.press("ctrl+z", "ctrl+z")
+        await it.until(lambda: it.main.prompt.text == "")

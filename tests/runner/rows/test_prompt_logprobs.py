@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.api.errors import BadParams, RequestTooLong
-from engine.api.events import Delta, TokenLogprob
+from engine.api.events import Delta, Event, Finished, FirstToken, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution import prompt_logprobs
@@ -146,6 +146,18 @@ def test_without_a_reply_every_choice_ends(llama: Path) -> None:
     engine.submit(PROMPT, replace(GREEDY, max_tokens=0, n=3), outputs)
     drain(engine)
     assert [one.reply for one in outputs.choices.values()] == [([], "", Finish.LENGTH)] * 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_without_a_reply_no_token_is_reported(llama: Path, n: int) -> None:
+    engine = engine_on(llama)
+    seen: list[Event] = []
+    engine.bus.subscribe(seen.append)
+    engine.submit(PROMPT, replace(GREEDY, max_tokens=0, n=n), Outputs())
+    drain(engine)
+    assert [each.tokens for each in seen if isinstance(each, Finished)] == [0] * n
+    assert not any(isinstance(each, FirstToken) for each in seen)
+    assert (engine.snapshot().ttft.count, engine.snapshot().itl.count) == (0, 0)
 
 
 def test_the_head_reads_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

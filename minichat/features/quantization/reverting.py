@@ -1,0 +1,49 @@
+"""Tell the user that a restarted engine has other weights or another cache than before."""
+
+from collections.abc import Sequence
+
+from engine.api.events import Died, Event, Restarting
+from engine.api.snapshot import Snapshot
+from minichat.clients.protocol import LinkBack
+from minichat.features.feature import Context
+
+_WITHOUT_ENGINE = ("dead", "restarting")  # states
+
+
+class Reverting:
+    """Compares the engine before and after its loss. A server restarts it with its original options."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._latest: Snapshot | None = None
+        self._lost: Snapshot | None = None  # the last one of an engine that was lost
+        context.signals.snapshot.connect(self._see)
+        context.signals.events.connect(self._note)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        if any(isinstance(each, Died | Restarting) or _restarted(each) for each in events):
+            self._lost = self._lost or self._latest
+
+    def _see(self, snapshot: Snapshot) -> None:
+        if snapshot.state in _WITHOUT_ENGINE:
+            return
+        lost, self._lost, self._latest = self._lost, None, snapshot
+        if lost and lost.model == snapshot.model and (changes := _changes(lost, snapshot)):
+            notice = f"The engine was restarted: {' and '.join(changes)}"
+            self._context.app.notify(notice, severity="warning", timeout=8)
+
+
+def _restarted(event: Event) -> bool:
+    return isinstance(event, LinkBack) and event.restarted
+
+
+def _changes(lost: Snapshot, now: Snapshot) -> list[str]:
+    forms = (
+        ("the weights are", lost.quantization, now.quantization),
+        ("the KV cache is", lost.kv_scheme, now.kv_scheme),
+    )
+    return [
+        f"{what} no longer {before}" if after == "none" else f"{what} {after} again"
+        for what, before, after in forms
+        if before != after
+    ]

@@ -1,0 +1,47 @@
+"""What was converted on the screen and is lost in a restart is reported."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.api.events import Died, Event, Restarting
+from minichat.clients.fake import FakeBackend
+from minichat.clients.protocol import LinkBack
+from tests.app.conftest import run, snapshot
+
+FORMS = {"quantization": "int8", "kv_scheme": "fp8"}
+RESTARTS = [
+    Died(7, 1.0, "out of memory"),
+    Restarting(7, 1.0, "out of memory", 1.0),
+    LinkBack(0, 1.0, 2.0, True),
+]
+
+
+@run
+@pytest.mark.parametrize("event", RESTARTS, ids=lambda event: event.kind)
+async def test_a_restarted_engine_that_lost_its_forms_is_reported(
+    bench: Callable[..., Any], event: Event
+) -> None:
+    async with bench(backend=FakeBackend([snapshot()])) as it:
+        it.main.show_snapshot(snapshot(3, **FORMS))
+        it.main.show_events([event])
+        it.main.show_snapshot(replace(snapshot(3, **FORMS), state="dead"))
+        it.main.show_snapshot(snapshot(1))
+        it.main.show_snapshot(snapshot(2))
+        what = "the weights are no longer int8 and the KV cache is no longer fp8"
+        await it.until(lambda: it.notices() == [f"The engine was restarted: {what}"])
+
+
+@run
+async def test_other_changes_are_not(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([snapshot()])) as it:
+        it.main.show_snapshot(snapshot(3, **FORMS))  # converted
+        it.main.show_events([LinkBack(0, 1.0, 2.0, False)])
+        it.main.show_snapshot(snapshot(4))  # by another screen
+        it.main.show_events([Died(7, 1.0, "out of memory")])
+        it.main.show_snapshot(snapshot(1, model="another", **FORMS))
+        it.main.show_events([Died(7, 1.0, "out of memory")])
+        it.main.show_snapshot(snapshot(1, model="another", quantization="int4", kv_scheme="fp8"))
+        await it.until(lambda: it.notices() == ["The engine was restarted: the weights are int4 again"])
