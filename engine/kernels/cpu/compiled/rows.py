@@ -36,7 +36,10 @@ def _kernels() -> ctypes.CDLL:
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The RMS norm of [tokens, width] or [tokens, heads, width] times a weight in float32, also [heads, width]."""
+    """The RMS norm of [tokens, width] or [tokens, heads, width].
+
+    `weight`: in float32, of all heads or [heads, width].
+    """
     if x.stride(-1) != 1 or (x.dim() == 3 and x.stride(1) != x.shape[2]):
         x = x.contiguous()
     tokens, heads, width = x.shape if x.dim() == 3 else (x.shape[0], 1, x.shape[1])
