@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 QUICK = {
     "attention_cpu": "--contexts 40 --rows 3",
     "compiled_steps": "--model pocket --quantization none --rows 2 --tokens 6",
+    "cpu_turns": f"--other {ROOT} --model pocket --quantization none --rows 2 --tokens 6",
     "cpu_products": "--only products bits norms compiled --inputs 64 --outputs 64 --loops 1",
     "disk_loads": "--shape 0.6B --blocks 4 --device cpu",
     "fleet": "--only choice",

@@ -76,10 +76,14 @@ class SingleTokens:
     """The rows of a step that have one token each, which are its first ones."""
 
     def __init__(self, places: Tensor, tables: np.ndarray, contexts: np.ndarray, rows: int, block: int):
-        """`places`: where the keys of all tokens are written. `tables` and `contexts`: of all rows, int32."""
+        """`places`: where the keys of all tokens are written. `tables` and `contexts`: of all rows."""
         self.rows = rows
-        self._kept = places, np.ascontiguousarray(tables), np.ascontiguousarray(contexts)
-        addresses = places.data_ptr(), self._kept[1].ctypes.data, self._kept[2].ctypes.data
+        self._kept = (
+            places.contiguous(),
+            np.ascontiguousarray(tables, np.int32),
+            np.ascontiguousarray(contexts, np.int32),
+        )
+        addresses = self._kept[0].data_ptr(), self._kept[1].ctypes.data, self._kept[2].ctypes.data
         total = int(contexts[:rows].sum())
         self._step = _Step(*addresses, len(places), rows, tables.shape[1], block, total)
         self._address = ctypes.addressof(self._step)
@@ -88,7 +92,7 @@ class SingleTokens:
         """Write the keys and values of all tokens, and return [rows, heads, value_dim] of the rows."""
         spec, sinks = layer.spec, layer.sinks
         sizes = _layer(spec)
-        assert sizes is not None, "see takes"
+        assert sizes is not None and k.shape[0] == v.shape[0] == self._step.tokens
         out = q.new_empty(self.rows, spec.heads, spec.value_dim)
         q, k, v = by_token(q), by_token(k), by_token(v)
         given = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0)

@@ -26,8 +26,8 @@ _HERE = Path(__file__).parent
 _VECTORS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
-class Source(NamedTuple):
-    """A C file, and how it is compiled."""
+class CFile(NamedTuple):
+    """A file of kernels, and how it is compiled."""
 
     file: str
     needed: tuple[str, ...]  # instructions, as Linux names them
@@ -45,18 +45,18 @@ class Source(NamedTuple):
         return sha256(b"".join(texts) + " ".join(self.options).encode()).hexdigest()[:16]
 
 
-ROWS, ATTENTION = Source("rows.c", _VECTORS), Source("attention.c", (*_VECTORS, "avx512_bf16"))
+ROWS, ATTENTION = CFile("rows.c", _VECTORS), CFile("attention.c", (*_VECTORS, "avx512_bf16"))
 PRODUCTS = {
-    4: Source("products.c", (*_VECTORS, "avx512_vnni"), 4),
-    8: Source("products.c", (*_VECTORS, "avx512_vnni"), 8),
-    16: Source("products.c", (*_VECTORS, "avx512_bf16"), 16),
+    4: CFile("products.c", (*_VECTORS, "avx512_vnni"), 4),
+    8: CFile("products.c", (*_VECTORS, "avx512_vnni"), 8),
+    16: CFile("products.c", (*_VECTORS, "avx512_bf16"), 16),
 }
 
 _gate = threading.Lock()  # held while a kernel is compiled
 
 
 @cache
-def why_not(source: Source) -> str | None:
+def why_not(source: CFile) -> str | None:
     """Return None if its kernels run here, else the reason."""
     if missing := _missing(source):
         return f"this CPU has no {missing[0]}"
@@ -69,7 +69,7 @@ def why_not(source: Source) -> str | None:
 
 
 @cache
-def kernels(source: Source) -> ctypes.CDLL:
+def kernels(source: CFile) -> ctypes.CDLL:
     """Its functions. Raises OSError.
 
     Import torch before: both use the OpenMP library that is loaded first, and torch's may be newer.
@@ -77,7 +77,7 @@ def kernels(source: Source) -> ctypes.CDLL:
     return ctypes.CDLL(str(library(source)))
 
 
-def library(source: Source) -> Path:
+def library(source: CFile) -> Path:
     """The file of the compiled kernels, which is in the cache or is compiled now. Raises OSError."""
     name = f"{Path(source.file).stem}-{source.bits}" if source.bits else Path(source.file).stem
     path = _folder() / f"{name}-{source.digest}.so"
@@ -95,7 +95,7 @@ def prepare() -> None:
                 library(source)
 
 
-def _missing(source: Source) -> list[str]:
+def _missing(source: CFile) -> list[str]:
     return [each for each in source.needed if each not in _instructions()]
 
 
@@ -115,7 +115,7 @@ def _folder() -> Path:
     return Path(os.environ.get(FOLDER) or Path(cache, "minichat", "kernels"))
 
 
-def _compile(source: Source, path: Path) -> None:
+def _compile(source: CFile, path: Path) -> None:
     """Write the library in one piece, since other processes may do the same."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
