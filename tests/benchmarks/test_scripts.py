@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 QUICK = {
     "attention_cpu": "--contexts 40 --rows 3",
     "compiled_steps": "--model pocket --quantization none --rows 2 --tokens 6",
-    "cpu_turns": f"--other {ROOT} --model pocket --quantization none --rows 2 --tokens 6",
     "cpu_products": "--only products bits norms compiled --inputs 64 --outputs 64 --loops 1",
     "disk_loads": "--shape 0.6B --blocks 4 --device cpu",
     "fleet": "--only choice",
@@ -36,6 +35,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "apart": "--trace TRACE --share 1 --count 3 --longest 480 --steady 1 --tokens 4 --rate 20",
     "beams": "--widths 1 2",
     "cpu_products": "--only kernels --inputs 64 --outputs 64 --counts 8",
+    "cpu_turns": f"--other {ROOT} --model pocket --quantization none --rows 2 --tokens 6",
     "engine_cpu": "--tokens 8 --only speed parts",
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",
