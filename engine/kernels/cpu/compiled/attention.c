@@ -89,48 +89,56 @@ ALWAYS void add_values(const int heads, const int wide, const float *weight, int
         UNROLL for (int n = 0; n < wide; n++) _mm512_storeu_ps(out + h * next + i + n * LANES, sum[h][n]);
 }
 
-/* The heads of a row that share a key head. */
-static void attend_group(const Step *step, const Layer *layer, int64_t row, const uint16_t *q,
+/* Some key heads of a row, and the heads that share each. A tile's keys of all of them are near each other. */
+static void attend_heads(const Step *step, const Layer *layer, int64_t row, int64_t kv_heads, const uint16_t *q,
                          const uint16_t *keys, const uint16_t *values, const uint16_t *sinks, uint16_t *out) {
     const int64_t group = layer->heads / layer->kv_heads, dim = layer->key_dim, wide = layer->value_dim;
-    const int64_t key_apart = layer->kv_heads * dim, value_apart = layer->kv_heads * wide;
+    const int64_t key_apart = layer->kv_heads * dim, value_apart = layer->kv_heads * wide, heads = kv_heads * group;
     const int64_t end = step->contexts[row];
     const int64_t start = layer->window && end > layer->window ? end - layer->window : 0;
     const int32_t *table = step->tables + row * step->width;
-    float sum[group][wide], weight[group][TILE], by[group], most[group], total[group];
+    float sum[heads][wide], weight[group][TILE], by[group], most[heads], total[heads];
     memset(sum, 0, sizeof sum);
-    for (int64_t g = 0; g < group; g++) {
-        const uint32_t sink = sinks ? (uint32_t)sinks[g] << 16 : 0xff800000;  /* minus infinity */
-        memcpy(&most[g], &sink, 4);
-        total[g] = sinks != 0;
+    for (int64_t h = 0; h < heads; h++) {
+        const uint32_t sink = sinks ? (uint32_t)sinks[h] << 16 : 0xff800000;  /* minus infinity */
+        memcpy(&most[h], &sink, 4);
+        total[h] = sinks != 0;
     }
     for (int64_t tile = start / TILE * TILE; tile < end; tile += TILE) {
         const int64_t first = tile > start ? tile : start / LANES * LANES;  /* each sixteen is in one block */
         const int64_t low = start > first ? start - first : 0, high = (tile + TILE < end ? tile + TILE : end) - first;
-        const uint16_t *value[TILE];
-        for (int64_t t = 0; t < high; t += LANES) {
-            const int64_t at = first + t, place = table[at / step->block] * step->block + at % step->block;
-            for (int64_t n = 0; n < LANES; n++) value[t + n] = values + (place + n) * value_apart;
-            for (int64_t g = 0; g < group; g++) {
-                const __m512 scores = scores_of(q + g * dim, keys + place * key_apart, key_apart, dim);
-                _mm512_storeu_ps(weight[g] + t, _mm512_mul_ps(scores, _mm512_set1_ps(layer->scale)));
+        int64_t place[TILE / LANES];
+        for (int64_t t = 0; t < high; t += LANES)
+            place[t / LANES] = table[(first + t) / step->block] * step->block + (first + t) % step->block;
+        for (int64_t head = 0; head < kv_heads; head++) {
+            const uint16_t *value[TILE];
+            for (int64_t t = 0; t < high; t += LANES) {
+                const int64_t at = place[t / LANES];
+                for (int64_t n = 0; n < LANES; n++) value[t + n] = values + (at + n) * value_apart + head * wide;
+                for (int64_t g = 0; g < group; g++) {
+                    const uint16_t *query = q + (head * group + g) * dim, *key = keys + at * key_apart + head * dim;
+                    const __m512 scores = scores_of(query, key, key_apart, dim);
+                    _mm512_storeu_ps(weight[g] + t, _mm512_mul_ps(scores, _mm512_set1_ps(layer->scale)));
+                }
             }
-        }
-        for (int64_t g = 0; g < group; g++) by[g] = weigh(weight[g], low, high, &most[g], &total[g]);
-#define ADD(HEADS, WIDE) add_values(HEADS, WIDE, weight[g], TILE, by + g, value, low, high, i, sum[g], wide)
+            const int64_t own = head * group;
+            for (int64_t g = 0; g < group; g++)
+                by[g] = weigh(weight[g], low, high, &most[own + g], &total[own + g]);
+#define ADD(HEADS, WIDE) add_values(HEADS, WIDE, weight[g], TILE, by + g, value, low, high, i, sum[own + g], wide)
 #define EACH_HEAD(WIDE) do { \
-        int64_t g = 0; \
-        for (; g + 4 <= group; g += 4) ADD(4, WIDE); \
-        for (; g < group; g++) ADD(1, WIDE); \
-    } while (0)
-        int64_t i = 0;
-        for (; i + 4 * LANES <= wide; i += 4 * LANES) EACH_HEAD(4);
-        for (; i < wide; i += LANES) EACH_HEAD(1);
+                int64_t g = 0; \
+                for (; g + 4 <= group; g += 4) ADD(4, WIDE); \
+                for (; g < group; g++) ADD(1, WIDE); \
+            } while (0)
+            int64_t i = 0;
+            for (; i + 4 * LANES <= wide; i += 4 * LANES) EACH_HEAD(4);
+            for (; i < wide; i += LANES) EACH_HEAD(1);
+        }
     }
-    for (int64_t g = 0; g < group; g++)
+    for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < wide; i += LANES) {
-            const __m512 mean = _mm512_div_ps(_mm512_loadu_ps(sum[g] + i), _mm512_set1_ps(total[g]));
-            _mm256_storeu_si256((__m256i *)(out + g * wide + i), rounded(mean));
+            const __m512 mean = _mm512_div_ps(_mm512_loadu_ps(sum[h] + i), _mm512_set1_ps(total[h]));
+            _mm256_storeu_si256((__m256i *)(out + h * wide + i), rounded(mean));
         }
 }
 
@@ -140,17 +148,18 @@ static void attend_group(const Step *step, const Layer *layer, int64_t row, cons
 void attend(const Step *step, const Layer *layer, const uint16_t *q, const uint16_t *k, const uint16_t *v,
             int64_t q_apart, int64_t k_apart, int64_t v_apart, uint16_t *keys, uint16_t *values,
             const uint16_t *sinks, uint16_t *out, int threads) {
-    const int64_t kv_heads = layer->kv_heads, group = layer->heads / kv_heads, pairs = step->rows * kv_heads;
+    const int64_t kv_heads = layer->kv_heads, group = layer->heads / kv_heads;
     const int64_t key = kv_heads * layer->key_dim, value = kv_heads * layer->value_dim;
     for (int64_t t = 0; t < step->tokens; t++) {
         memcpy(keys + step->places[t] * key, k + t * k_apart, 2 * key);
         memcpy(values + step->places[t] * value, v + t * v_apart, 2 * value);
     }
     const int64_t work = step->total * layer->heads * (layer->key_dim + layer->value_dim);
+    const int64_t together = step->rows < threads ? 1 : kv_heads, parts = kv_heads / together;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && work > ALONE)
-    for (int64_t n = 0; n < pairs; n++) {
-        const int64_t row = n / kv_heads, head = n % kv_heads, first = head * group;
-        attend_group(step, layer, row, q + row * q_apart + first * layer->key_dim,
+    for (int64_t n = 0; n < step->rows * parts; n++) {
+        const int64_t row = n / parts, head = n % parts, first = head * group;
+        attend_heads(step, layer, row, together, q + row * q_apart + first * layer->key_dim,
                      keys + head * layer->key_dim, values + head * layer->value_dim, sinks ? sinks + first : sinks,
                      out + (row * layer->heads + first) * layer->value_dim);
     }

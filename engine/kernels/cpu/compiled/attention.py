@@ -12,7 +12,7 @@ from engine.api.cache_spec import LayerSpec
 from engine.kernels.cpu.compiled import build
 from engine.kv.store import KVLayer
 
-_MOST = 2**15  # numbers of the queries that share a key, which are on the stack
+_MOST = 2**15  # numbers of a token's queries and results, which are on the stack
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (*(_P,) * 5, *(_N,) * 3, *(_P,) * 4, ctypes.c_int)
 
@@ -23,7 +23,7 @@ def why_not(spec: LayerSpec, dtype: torch.dtype) -> str | None:
         return f"the kernel reads bfloat16, not {dtype}"
     if spec.latent or spec.chunk or spec.kept or spec.slopes or spec.softcap is not None:
         return "the kernel only knows windows and sinks"
-    widest = spec.heads // spec.kv_heads * max(spec.key_dim, spec.value_dim)
+    widest = spec.heads * max(spec.key_dim, spec.value_dim)
     if spec.key_dim % 2 or spec.value_dim % 16 or widest > _MOST:
         return f"the kernel has no heads of {spec.key_dim} and {spec.value_dim} numbers"
     return build.why_not(build.ATTENTION)
