@@ -1,4 +1,4 @@
-"""Attention on a CPU beside its alternatives: products of a row, padded batches, blocks, chunks of prompts.
+"""Attention on a CPU beside its alternatives: products, padded batches, blocks, the kernel in C, prompts.
 
 Contenders alternate; a figure is processor time. H16 KV4: 16 heads over 4 key heads of 64. The last contender
 is what the torch backend does, and the results of the others are compared with its own.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import Rows, batch_of
 from engine.api.cache_spec import LayerSpec
+from engine.attention import torch_backend
 from engine.attention.base import KVLayer
 from engine.attention.torch_backend import TorchAttention, score, weigh
 from minichat.bench.harness import Bench, note_all, rounds
@@ -70,6 +71,20 @@ def blocks(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int)
     }
 
 
+def compiled(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int) -> Ways:
+    """Rows of one token by torch's operations, and by the kernel in C, which takes bfloat16."""
+    attend, usual = step(heads, groups, dtype, [(1, context)] * rows)[2], torch_backend.takes
+
+    def by_torch() -> Tensor:
+        torch_backend.takes = lambda layer, q: False
+        try:
+            return attend()
+        finally:
+            torch_backend.takes = usual
+
+    return {"torch's operations": by_torch, "compiled": attend}
+
+
 def chunks(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int) -> Ways:
     """A whole prompt."""
     _, (q, k, v), attend = step(heads, groups, dtype, [(context, context)], scattered=False)
@@ -117,7 +132,7 @@ def seconds(call: Callable[[], Tensor]) -> float:
     return spent / times
 
 
-PARTS = {each.__name__: each for each in (products, padded, blocks, chunks)}
+PARTS = {each.__name__: each for each in (products, padded, blocks, compiled, chunks)}
 
 
 def run(
@@ -129,7 +144,7 @@ def run(
     rows: int = 64,
     threads: int = 1,
 ) -> None:
-    """`rows`: of `padded`."""
+    """`rows`: of `padded` and `compiled`."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     for part, dtype, heads, context in product(only, dtypes, HEADS, contexts):

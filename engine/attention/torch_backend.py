@@ -1,8 +1,7 @@
 """Plain torch: the CPU backend, and the reference that other backends are tested against."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from itertools import chain
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from engine.attention.base import Batch, KVLayer, LatentProjections
 from engine.attention.cells import AttentionRow, CacheCells, parts_of
 from engine.attention.channels import ChannelCells
 from engine.attention.registry import register
+from engine.kernels.cpu.compiled.attention import SingleTokens, takes
 
 TILES = (8, 64)  # minimum and maximum number of queries per product
 SCORES = 2**21  # the scores of a tile should stay in the CPU cache until they are used
@@ -25,11 +25,29 @@ EXPANDED = 2**24  # most numbers of keys and values that are made from latents a
 ReadCells = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-@dataclass(slots=True)
 class TorchMetadata:
-    places: Tensor
-    rows: list[AttentionRow]
-    block_size: int
+    """The rows of a step, which are made when they are first read."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.places, self._batch = batch.places, batch
+        where = batch.places, batch.host_tables, batch.host_contexts
+        self.single = SingleTokens(*where, batch.single, batch.block_size) if batch.places.is_cpu else None
+
+    @cached_property
+    def rows(self) -> list[AttentionRow]:
+        batch = self._batch
+        tables, size = batch.host_tables, batch.block_size
+        used = -(-batch.host_contexts // size)
+        follows = np.diff(tables, axis=1) == 1
+        follows |= np.arange(1, tables.shape[1]) >= used[:, None]
+        scattered = ~follows.all(axis=1)
+        starts, places = batch.host_starts, tables[:, 0].astype(np.int64) * size
+        columns = (starts[:-1].tolist(), starts[1:].tolist(), batch.host_contexts.tolist(), places.tolist())
+        lists: list[Tensor | None] = [None] * len(tables)
+        apart = scattered.nonzero()[0]
+        for n, table in zip(apart.tolist(), batch.tables[apart].unbind(0), strict=True):
+            lists[n] = table
+        return list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
 
 
 @register
@@ -50,19 +68,7 @@ class TorchAttention:
         return None
 
     def prepare(self, batch: Batch) -> TorchMetadata:
-        tables, size = batch.host_tables, batch.block_size
-        used = -(-batch.host_contexts // size)
-        follows = np.diff(tables, axis=1) == 1
-        follows |= np.arange(1, tables.shape[1]) >= used[:, None]
-        scattered = ~follows.all(axis=1)
-        starts, places = batch.host_starts, tables[:, 0].astype(np.int64) * size
-        columns = (starts[:-1].tolist(), starts[1:].tolist(), batch.host_contexts.tolist(), places.tolist())
-        lists: list[Tensor | None] = [None] * len(tables)
-        apart = scattered.nonzero()[0]
-        for n, table in zip(apart.tolist(), batch.tables[apart].unbind(0), strict=True):
-            lists[n] = table
-        rows = list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
-        return TorchMetadata(batch.places, rows, size)
+        return TorchMetadata(batch)
 
     def write_cells(
         self, k: Tensor, v: Tensor | None, layer: KVLayer, metadata: TorchMetadata
@@ -76,17 +82,15 @@ class TorchAttention:
         return keys, values
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
-        spec = layer.spec
-        keys, values = self.write_cells(k, v, layer, metadata)
-        queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
-        out = queries.new_empty(*queries.shape[:3], spec.value_dim)
-        for row in chain.from_iterable(parts_of(row, spec.chunk) for row in metadata.rows):
-            if row.stop - row.start == 1:
-                _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
-            else:
-                chunk = slice(row.start, row.stop)
-                _attend_chunk(row, queries[chunk], out[chunk], _reader(row, keys, values), layer)
-        return out.flatten(1, 2).to(q.dtype)
+        if (single := metadata.single) is None or not takes(layer, q):
+            cells = self.write_cells(k, v, layer, metadata)
+            return _attend_rows(metadata.rows, q, *cells, layer).to(q.dtype)
+        found = single.attend(q, k, v, layer)
+        if single.rows == len(q):
+            return found
+        keys, values = (CacheCells.of_layer(each, None) for each in (layer.keys, layer.values))
+        rest = _attend_rows(metadata.rows[single.rows :], q, keys, values, layer)
+        return torch.cat((found, rest.to(q.dtype)))
 
     def attend_latents(
         self, q: Tensor, k: Tensor, up: LatentProjections, layer: KVLayer, metadata: TorchMetadata
@@ -101,6 +105,22 @@ class TorchAttention:
             # Each row has its own tensor, since a product's last bits depend on how its inputs are aligned.
             out[chunk] = way(row, q[chunk] * scale, up, cells, layer)
         return out.to(q.dtype)
+
+
+def _attend_rows(
+    rows: Sequence[AttentionRow], q: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
+) -> Tensor:
+    """Attend for the last rows of a step, in float32. `q`: of all tokens."""
+    spec, before = layer.spec, rows[0].start
+    queries = q[before:].unflatten(1, (spec.kv_heads, -1)) * _float32(spec.scale, q.device)
+    out = queries.new_empty(*queries.shape[:3], spec.value_dim)
+    for row in chain.from_iterable(parts_of(row, spec.chunk) for row in rows):
+        chunk = slice(row.start - before, row.stop - before)
+        if row.stop - row.start == 1:
+            _attend_token(row, queries[chunk.start], out[chunk.start], keys, values, layer)
+        else:
+            _attend_chunk(row, queries[chunk], out[chunk], _reader(row, keys, values), layer)
+    return out.flatten(1, 2)
 
 
 @cache

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import RopeSpec
+from engine.kernels.cpu.compiled import rows
 
 
 def rope_table(spec: RopeSpec, dim: int, length: int, dtype: torch.dtype) -> Tensor:
@@ -27,6 +28,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
 
     A pair is (x[i], x[i + n/2]) of the first n numbers, or (x[2i], x[2i + 1]) if interleaved.
     """
+    if not interleaved and rows.takes(x):
+        rows.rotate(x, cos, sin)
+        return
     x = x[..., : cos.shape[-1]]
     half = x.shape[-1] // 2
     swapped = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, dims=-1)

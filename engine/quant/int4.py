@@ -56,11 +56,13 @@ class CompiledInt4(nn.Module):
         scale, zero = (each.repeat_interleave(parts, 1) for each in (weight.scale, weight.zero))
         self.product = compiled.Int4Panels(weight.numbers, scale, (8 - zero) * scale, bias)
         self.register_buffer("order", weight.order, persistent=False)
+        self._as_given = weight.order is None and inputs == self.width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x if self.order is None else x[:, self.order]
-        x = padded(x, self.width - x.shape[1], 0)
-        return self._many(x) if len(x) > FEW and has_amx() else self.product(x)
+        if not self._as_given:
+            x = x if self.order is None else x[:, self.order]
+            x = padded(x, self.width - x.shape[1], 0)
+        return self._many(x) if x.shape[0] > FEW and has_amx() else self.product(x)
 
     __call__ = forward  # as in PackedLinear
 

@@ -20,7 +20,7 @@ from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
 from engine.devices import host_speeds
 from engine.execution.draft.drafters import FOLDER
-from engine.kernels.cpu.compiled.product import why_not
+from engine.kernels.cpu.compiled import attention, build, product
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.main_memory import free_host_memory, host_memory
 from engine.models import families
@@ -48,7 +48,7 @@ if sys.platform == "linux":
 OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
 _MOST_RANKS = 16
-_COMPILED = {"none": 16, "int8": 8, "int4": 4}  # bits of a weight, by scheme
+_PRODUCTS = {"none": 16, "int8": 8, "int4": 4}  # bits of a weight, by scheme
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a typical layer
 
 
@@ -86,7 +86,7 @@ def examine() -> dict[str, Any]:
         "attention": {str(device): _attention(device) for device in devices},
         "quantization": {str(device): _quantization(device) for device in devices},
         "kernels": _kernels(),
-        "compiled": {name: why_not(bits, torch.bfloat16) for name, bits in _COMPILED.items()},
+        "compiled": _compiled(),
         "kv": {str(device): _kv(device) for device in devices},
         "tiers": _tiers(devices),
         "ranks": _ranks(),
@@ -133,8 +133,8 @@ def report(found: dict[str, Any]) -> str:
         able = {name: f"available; {does}" for name, does in found["kernels"].items()}
         statuses = {name: why or able[name] for name, why in reasons.items()}
         lines += ["", f"Quantization on {device} (--quantization)", *_by_status(statuses)]
-    products = {name: f"by torch: {why}" if why else "compiled" for name, why in found["compiled"].items()}
-    lines += ["", "Products of bfloat16 on cpu", *_by_status(products)]
+    kernels = {name: f"by torch: {why}" if why else "compiled" for name, why in found["compiled"].items()}
+    lines += ["", "Kernels of bfloat16 on cpu", *_by_status(kernels)]
     for device, forms in found["kv"].items():
         lines += ["", f"KV cache schemes on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
@@ -184,6 +184,13 @@ def _by_status(found: dict[str, str]) -> list[str]:
     for name, status in found.items():
         statuses.setdefault(status, []).append(name)
     return [f"  {', '.join(names)}: {status}" for status, names in statuses.items()]
+
+
+def _compiled() -> dict[str, str | None]:
+    """Why torch's kernels run on a CPU in bfloat16 instead of ours."""
+    found = {name: product.why_not(bits, torch.bfloat16) for name, bits in _PRODUCTS.items()}
+    found["attention"] = attention.why_not(_SPEC, torch.bfloat16)
+    return {**found, "norms": build.why_not(build.ROWS)}
 
 
 def _attention(device: torch.device) -> dict[str, str | None]:

@@ -98,11 +98,17 @@ def test_equals_the_plain_implementation(
 
 
 @pytest.mark.usefixtures("pieces")
-@given(spec=layers(), rows=steps(), shuffled=st.booleans(), sinks=st.booleans())
+@given(
+    spec=layers(),
+    rows=steps(),
+    shuffled=st.booleans(),
+    sinks=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCES)),
+)
 def test_other_rows_change_no_bit(
-    spec: LayerSpec, rows: list[tuple[int, int]], shuffled: bool, sinks: bool
+    spec: LayerSpec, rows: list[tuple[int, int]], shuffled: bool, sinks: bool, dtype: torch.dtype
 ) -> None:
-    case = make_case(spec, rows, shuffled=shuffled, sinks=sinks)
+    case = make_case(spec, rows, shuffled=shuffled, sinks=sinks, dtype=dtype)
     together = run(case.copy())
     starts = case.batch.starts.tolist()
     for row, (count, context) in enumerate(rows):

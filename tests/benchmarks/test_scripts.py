@@ -35,6 +35,7 @@ LONG = {  # they start programs, or prompts of a thousand tokens are their point
     "apart": "--trace TRACE --share 1 --count 3 --longest 480 --steady 1 --tokens 4 --rate 20",
     "beams": "--widths 1 2",
     "cpu_products": "--only kernels --inputs 64 --outputs 64 --counts 8",
+    "cpu_turns": f"--other {ROOT} --model pocket --quantization none --rows 2 --tokens 6",
     "engine_cpu": "--tokens 8 --only speed parts",
     "engine_process": "--tokens 20",
     "engine_step": "--count 2",

@@ -33,7 +33,7 @@ def test_it_prints_a_report(run: Run) -> None:
     assert f"llama4: {plain}: GrowingAttention (interleaved positions)\n" in ran.out
     assert "  int8: available; integer products" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
-    assert re.search(r"\nProducts of bfloat16 on cpu\n  none.*: (compiled|by torch: .+)\n", ran.out)
+    assert re.search(r"\nKernels of bfloat16 on cpu\n  none.*: (compiled|by torch: .+)\n", ran.out)
     assert re.search(
         r"\n  host, cpu +store \d+\.\d, load \d+\.\d\n  disk +store \d+\.\d, load \d+\.\d\n", ran.out
     )

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.cpu.compiled import rows
+
 
 def sigmoid(x: Tensor) -> Tensor:
     if x.is_cuda:
@@ -47,3 +49,11 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
+
+
+def gated(activate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """activate(gate) * up of [rows, gates and then as many others]."""
+    if activate is silu and rows.takes(x):
+        return rows.gated(x)
+    gate, up = x.chunk(2, dim=-1)
+    return activate(gate).mul_(up)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.api.config import DecoderConfig
 from engine.kernels import switches
-from engine.models.layers.activations import ACTIVATE
+from engine.models.layers.activations import ACTIVATE, gated
 from engine.models.layers.build import Build
 from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, segments
@@ -48,8 +48,8 @@ class GatedMLP(Part):
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        gate, up = self.product("gate_up", self.norm(x), step).chunk(2, dim=-1)
-        return self.product("down", self.activate(gate).mul_(up), step)
+        made = self.product("gate_up", self.norm(x), step)
+        return self.product("down", gated(self.activate, made), step)
 
 
 class MultipliedMLP(GatedMLP):

@@ -1,9 +1,5 @@
 """The compiled products of a CPU against exact ones, and the same row among different other rows."""
 
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import example, given
@@ -33,7 +29,7 @@ def rows_of(rows: int, inputs: int, seed: int = 0) -> Tensor:
 
 
 def made(bits: int, outputs: int, inputs: int, bias: Tensor | None = None, group: int = 64) -> Made:
-    if (problem := build.why_not(bits)) is not None:
+    if (problem := build.why_not(build.PRODUCTS[bits])) is not None:
         pytest.skip(problem)
     weight = weight_of(outputs, inputs)
     if bits == 16:
@@ -125,7 +121,7 @@ def test_an_outlier_costs_only_its_group_bits(bits: int) -> None:
 def test_the_numbers_of_a_weight_are_kept() -> None:
     eight, weight = made(8, 75, 100)
     assert isinstance(eight, Int8Panels) and torch.equal(eight.dequantized(), weight)
-    if build.why_not(4) is None:
+    if build.why_not(build.PRODUCTS[4]) is None:
         four = grouped(weight_of(75, 100), 32)
         assert torch.equal(
             CompiledInt4(four, None, 100).dequantized(), PackedInt4(four, None, 100).dequantized()
@@ -166,14 +162,14 @@ def test_where_they_run_they_are_used_and_elsewhere_torch_multiplies(monkeypatch
         return [type(named(name).make(weight, None)) for name in ("none", "int8", "int4")]
 
     monkeypatch.setattr(product, "has_amx", lambda: False)
-    monkeypatch.setattr(build, "why_not", lambda bits: None)
+    monkeypatch.setattr(build, "why_not", lambda source: None)
     product.why_not.cache_clear()
-    if not any(map(build._missing, BITS)):
+    if not any(map(build._missing, build.PRODUCTS.values())):
         assert kinds() == [product.PanelProduct, Int8Panels, CompiledInt4]
         monkeypatch.setattr(product, "has_amx", lambda: True)
         product.why_not.cache_clear()
         assert kinds()[2] is CompiledInt4 and Int8Panels not in kinds()
-    monkeypatch.setattr(build, "why_not", lambda bits: "no compiler")
+    monkeypatch.setattr(build, "why_not", lambda source: "no compiler")
     product.why_not.cache_clear()
     try:
         usual = kinds()
@@ -181,59 +177,6 @@ def test_where_they_run_they_are_used_and_elsewhere_torch_multiplies(monkeypatch
         product.why_not.cache_clear()
     assert usual[1] in (Int8Digits, Int8Table) and usual[2] is PackedInt4
     assert product.why_not(16, torch.float32) == "the kernels take bfloat16, not torch.float32"
-
-
-@pytest.fixture
-def uncached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder for compiled kernels, and a CPU that seems to have the instructions."""
-    monkeypatch.setenv(build.FOLDER, str(tmp_path / "kernels"))
-    monkeypatch.setattr(build, "_missing", lambda bits: [])
-    build.kernel.cache_clear()
-    yield tmp_path
-    build.kernel.cache_clear()
-
-
-def failing(*found: str) -> Callable[[str], str | None]:
-    return lambda name: next((each for each in found if each.endswith(f"/{name}")), None)
-
-
-def test_without_a_compiler_the_reason_is_given(uncached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.shutil, "which", failing())
-    assert build.why_not.__wrapped__(16) == "no C compiler: none of cc, gcc, clang is on the PATH"
-    build.prepare()
-    assert not (uncached / "kernels").exists()
-
-
-def test_a_compiler_that_fails_is_named_with_what_it_prints(
-    uncached: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = uncached / "gcc"
-    script.write_text("#!/bin/sh\necho 'unrecognized option -mavx512vnni' >&2\necho more >&2\nexit 1\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(build.shutil, "which", failing(str(script)))
-    problem = f"{script} cannot compile products.c: unrecognized option -mavx512vnni"
-    assert build.why_not.__wrapped__(8) == problem
-    assert [*(uncached / "kernels").iterdir()] == [], "it leaves no file"
-
-
-def test_a_kernel_is_compiled_once(uncached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = list[list[str]]()
-
-    def run(command: list[str], **_: object) -> None:
-        runs.append(command)
-        Path(command[-1]).write_bytes(b"a library")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(build.shutil, "which", failing("/bin/gcc"))
-    build.prepare()
-    first = build.library(16)
-    assert build.library(16) == first and first.read_bytes() == b"a library"
-    assert build.library(4) != first and len(runs) == 2
-    assert "-DBITS=16" in runs[0] and "-mavx512bf16" in runs[0] and "-mavx512bf16" not in runs[1]
-    monkeypatch.setattr(build, "SOURCE", uncached / "changed.c")
-    build.SOURCE.write_text("int product;")
-    assert build.library(16) != first
-    assert build.why_not.__wrapped__(16), "what cannot be loaded is a reason, too"
 
 
 def test_plain_weights_are_packed_by_torch_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

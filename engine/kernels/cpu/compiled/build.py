@@ -1,7 +1,7 @@
 """Compiles the C kernels for this CPU when they are first needed, and keeps them in the user's cache.
 
 It takes a second, once per machine. Without a compiler (Triton needs one, too) or the instructions, the
-engine multiplies with torch's kernels.
+engine uses torch's kernels.
 """
 
 import ctypes
@@ -11,69 +11,92 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.api.events import log
 
-SOURCE = Path(__file__).with_name("products.c")
 FOLDER = "MINICHAT_KERNELS"  # the variable that names another folder for the compiled kernels
-_BYTES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")  # as Linux names them
-_NEEDED = {4: _BYTES, 8: _BYTES, 16: (*_BYTES[:4], "avx512_bf16")}  # instructions by bits of a weight
 _COMPILERS = ("cc", "gcc", "clang")
 _WITHIN = 120.0  # seconds
+_HERE = Path(__file__).parent
+_VECTORS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
-Kernel = Callable[[int, int, int, int, int], int]  # weight, x, rows, out, threads
 
+class CFile(NamedTuple):
+    """A file of kernels, and how it is compiled."""
+
+    file: str
+    needed: tuple[str, ...]  # instructions, as Linux names them
+    bits: int = 0  # of a weight
+
+    @property
+    def options(self) -> list[str]:
+        instructions = [f"-m{each.replace('_', '')}" for each in self.needed]
+        always = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fopenmp", "-mfma"]
+        return [*always, *instructions, f"-DBITS={self.bits}"]
+
+    @property
+    def digest(self) -> str:
+        texts = [Path(_HERE, each).read_bytes() for each in ("vectors.h", self.file)]
+        return sha256(b"".join(texts) + " ".join(self.options).encode()).hexdigest()[:16]
+
+
+ROWS, ATTENTION = CFile("rows.c", _VECTORS), CFile("attention.c", (*_VECTORS, "avx512_bf16"))
+PRODUCTS = {
+    4: CFile("products.c", (*_VECTORS, "avx512_vnni"), 4),
+    8: CFile("products.c", (*_VECTORS, "avx512_vnni"), 8),
+    16: CFile("products.c", (*_VECTORS, "avx512_bf16"), 16),
+}
 
 _gate = threading.Lock()  # held while a kernel is compiled
 
 
 @cache
-def why_not(bits: int) -> str | None:
-    """Return None if weights of so many bits can be multiplied here, else the reason."""
-    if missing := _missing(bits):
+def why_not(source: CFile) -> str | None:
+    """Return None if its kernels run here, else the reason."""
+    if missing := _missing(source):
         return f"this CPU has no {missing[0]}"
     try:
-        kernel(bits)
+        kernels(source)
     except OSError as error:
-        log.info("torch multiplies instead of the compiled kernels: %s", error)  # doctor reports it
+        log.info("torch runs instead of the kernels in %s: %s", source.file, error)  # doctor reports it
         return str(error)
     return None
 
 
 @cache
-def kernel(bits: int) -> Kernel:
-    """The product of products.c. Raises OSError.
+def kernels(source: CFile) -> ctypes.CDLL:
+    """Its functions. Raises OSError.
 
     Import torch before: both use the OpenMP library that is loaded first, and torch's may be newer.
     """
-    found = ctypes.CDLL(str(library(bits))).product
-    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
-    return found
+    return ctypes.CDLL(str(library(source)))
 
 
-def library(bits: int) -> Path:
-    """The file of the compiled kernel, which is in the cache or is compiled now. Raises OSError."""
-    path = _folder() / f"products-{bits}-{_digest(bits)}.so"
+def library(source: CFile) -> Path:
+    """The file of the compiled kernels, which is in the cache or is compiled now. Raises OSError."""
+    name = f"{Path(source.file).stem}-{source.bits}" if source.bits else Path(source.file).stem
+    path = _folder() / f"{name}-{source.digest}.so"
     with _gate:
         if not path.is_file():
-            _compile(bits, path)
+            _compile(source, path)
     return path
 
 
 def prepare() -> None:
-    """Compile the kernel for weights in bfloat16, if this CPU can run it. `kernel` reports why it fails."""
-    if not _missing(16):
-        with suppress(OSError):
-            library(16)
+    """Compile what a model in bfloat16 needs, if this CPU can run it. `kernels` reports why it fails."""
+    for source in (PRODUCTS[16], ROWS, ATTENTION):
+        if not _missing(source):
+            with suppress(OSError):
+                library(source)
 
 
-def _missing(bits: int) -> list[str]:
-    return [each for each in _NEEDED[bits] if each not in _instructions()]
+def _missing(source: CFile) -> list[str]:
+    return [each for each in source.needed if each not in _instructions()]
 
 
 @cache
@@ -92,16 +115,7 @@ def _folder() -> Path:
     return Path(os.environ.get(FOLDER) or Path(cache, "minichat", "kernels"))
 
 
-def _options(bits: int) -> list[str]:
-    instructions = [f"-m{each.replace('_', '')}" for each in _NEEDED[bits]]
-    return ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fopenmp", "-mfma", *instructions, f"-DBITS={bits}"]
-
-
-def _digest(bits: int) -> str:
-    return sha256(SOURCE.read_bytes() + " ".join(_options(bits)).encode()).hexdigest()[:16]
-
-
-def _compile(bits: int, path: Path) -> None:
+def _compile(source: CFile, path: Path) -> None:
     """Write the library in one piece, since other processes may do the same."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
@@ -109,12 +123,12 @@ def _compile(bits: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
-        command = [compiler, *_options(bits), str(SOURCE), "-o", str(made)]
+        command = [compiler, *source.options, str(_HERE / source.file), "-o", str(made)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_WITHIN)
         except subprocess.CalledProcessError as error:
             first = (error.stderr.strip() or f"it ended with {error.returncode}").splitlines()[0]
-            raise OSError(f"{compiler} cannot compile {SOURCE.name}: {first}") from None
+            raise OSError(f"{compiler} cannot compile {source.file}: {first}") from None
         except subprocess.TimeoutExpired:
-            raise OSError(f"{compiler} took more than {_WITHIN:g} s for {SOURCE.name}") from None
+            raise OSError(f"{compiler} took more than {_WITHIN:g} s for {source.file}") from None
         made.replace(path)

@@ -25,12 +25,19 @@ def why_not(bits: int, dtype: torch.dtype) -> str | None:
         return f"the kernels take bfloat16, not {dtype}"
     if bits != 4 and has_amx():
         return "this CPU has AMX, which torch's products use"
-    return build.why_not(bits)
+    return build.why_not(build.PRODUCTS[bits])
 
 
 @cache
 def has_amx() -> bool:
     return bool(torch.cpu._is_amx_tile_supported())
+
+
+@cache
+def _kernel(bits: int) -> Callable[[int, int, int, int, int], int]:
+    found = build.kernels(build.PRODUCTS[bits]).product
+    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+    return found
 
 
 class _Weight(ctypes.Structure):
@@ -70,7 +77,7 @@ class PanelProduct(nn.Module):
         addresses = [None if each is None else each.data_ptr() for each in self._kept]
         self._weight = _Weight(*addresses, self.outputs, self.inputs + self._padding, group)
         self._address = ctypes.addressof(self._weight)
-        self._kernel = build.kernel(bits)
+        self._kernel = _kernel(bits)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, inputs = x.shape

@@ -8,15 +8,11 @@ is stored in panels of 32 outputs, so that a panel is read from one end to the o
   become integers of 16 bits, relative to the largest of their group, in two digits of 8 bits. Sums of a group
   are exact. Weights are unsigned: the sum of the activations is subtracted as often as zero is away from 0.
 */
-#include <immintrin.h>
-#include <stdint.h>
+#include "vectors.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define ALWAYS static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-enum { LANES = 16, PANEL = 2 * LANES, TILE = 128 };  /* TILE: rows that pass a panel while it is cached */
+enum { PANEL = 2 * LANES, TILE = 128 };  /* TILE: rows that pass a panel while it is cached */
 /* Panels read at once for one row: memory is faster at several places than at one, if registers suffice. */
 enum { WIDE = BITS == 16 ? 4 : 1 };
 
@@ -27,24 +23,9 @@ typedef struct {
     int64_t outputs, inputs, group;
 } Weight;
 
-ALWAYS __m512 floats_of(const uint16_t *x) {
-    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-}
-
-ALWAYS __m256i rounded(__m512 x) {  /* to the nearest bfloat16, ties to even */
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc00000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
-}
-
 ALWAYS void store(__m512 sum, const Weight *weight, int64_t at, uint16_t *out) {
-    int64_t left = weight->outputs - at;
-    if (left <= 0) return;
-    __mmask16 there = left < LANES ? (1u << left) - 1 : 0xffff;
+    const __mmask16 there = up_to(weight->outputs - at);
+    if (!there) return;
     if (weight->bias) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, weight->bias + at));
     _mm256_mask_storeu_epi16(out + at, there, rounded(sum));
 }

@@ -1,0 +1,83 @@
+"""How the compiled kernels of a CPU are made."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.cpu.compiled import build
+
+
+@pytest.fixture
+def uncached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for compiled kernels, and a CPU that seems to have the instructions."""
+    monkeypatch.setenv(build.FOLDER, str(tmp_path / "kernels"))
+    monkeypatch.setattr(build, "_missing", lambda source: [])
+    build.kernels.cache_clear()
+    yield tmp_path
+    build.kernels.cache_clear()
+
+
+def failing(*found: str) -> Callable[[str], str | None]:
+    return lambda name: next((each for each in found if each.endswith(f"/{name}")), None)
+
+
+def test_without_a_compiler_the_reason_is_given(uncached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", failing())
+    assert (
+        build.why_not.__wrapped__(build.PRODUCTS[16])
+        == "no C compiler: none of cc, gcc, clang is on the PATH"
+    )
+    build.prepare()
+    assert not (uncached / "kernels").exists()
+
+
+def test_a_compiler_that_fails_is_named_with_what_it_prints(
+    uncached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = uncached / "gcc"
+    script.write_text("#!/bin/sh\necho 'unrecognized option -mavx512vnni' >&2\necho more >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", failing(str(script)))
+    problem = f"{script} cannot compile products.c: unrecognized option -mavx512vnni"
+    assert build.why_not.__wrapped__(build.PRODUCTS[8]) == problem
+    assert [*(uncached / "kernels").iterdir()] == [], "it leaves no file"
+
+
+def test_a_kernel_is_compiled_once(uncached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[list[str]]()
+
+    def run(command: list[str], **_: object) -> None:
+        runs.append(command)
+        Path(command[-1]).write_bytes(b"a library")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(build.shutil, "which", failing("/bin/gcc"))
+    build.prepare()
+    assert [Path(each[-3]).name for each in runs] == ["products.c", "rows.c", "attention.c"]
+    assert "-DBITS=16" in runs[0] and "-mavx512bf16" in runs[0] and "-mavx512bf16" not in runs[1]
+    first = build.library(build.PRODUCTS[16])
+    assert first.read_bytes() == b"a library" and len(runs) == 3
+    assert build.library(build.PRODUCTS[4]) != first and len(runs) == 4
+
+
+@pytest.mark.parametrize("changed", ["rows.c", "vectors.h"])
+def test_a_changed_file_is_compiled_again(
+    changed: str, uncached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = build.ROWS.digest
+    for name in ("rows.c", "vectors.h"):
+        shutil.copy(build._HERE / name, uncached)
+    monkeypatch.setattr(build, "_HERE", uncached)
+    assert build.ROWS.digest == usual
+    (uncached / changed).write_text("no C")
+    assert build.ROWS.digest != usual
+
+
+def test_what_cannot_be_loaded_is_a_reason_too(uncached: Path) -> None:
+    path = uncached / "kernels" / f"rows-{build.ROWS.digest}.so"
+    path.parent.mkdir()
+    path.write_bytes(b"no library")
+    assert "rows-" in (build.why_not.__wrapped__(build.ROWS) or "")
