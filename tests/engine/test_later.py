@@ -42,7 +42,7 @@ NEEDS = {  # what needs it, what that prints, and how many parts are still left 
 }
 
 
-@pytest.mark.parametrize("need", one_of(3, NEEDS))
+@pytest.mark.parametrize("need", one_of(5, NEEDS))
 def test_what_a_start_leaves_out_is_loaded_when_it_is_needed(need: str) -> None:
     needs, printed, left = NEEDS[need]
     assert lines(f"{START}{needs}\nprint(len(later._empty))") == ["True False 7", printed, str(left)]

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import cycle, product
 from unittest.mock import patch
 
 import numpy as np
@@ -20,7 +20,7 @@ from engine.api.params import SamplingParams
 from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.segment import Lent, clear
 from engine.kv.tiers.tier import Transfer
-from tests.cases import soak
+from tests.cases import one_row_of
 from tests.engine.byte_tier import DelayedTransfer
 from tests.engine.ledger import LedgerBlocks, alone
 from tests.examples import examples
@@ -215,9 +215,10 @@ def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
         assert reply(receiver, prompt(1, 100)) == (alone(prompt(1, 100), 4), 0)
 
 
-@pytest.mark.parametrize("seen", ["nothing", "the kill", "the end", "both"])
-@pytest.mark.parametrize("late", [0, *soak(4)])
-@pytest.mark.parametrize("handle", [HANDLE, b""], ids=["same handle", "other handle"])
+@pytest.mark.parametrize(
+    ("handle", "late", "seen"),
+    one_row_of(3, product((HANDLE, b""), (0, 4), ("nothing", "the kill", "the end", "both"))),
+)
 def test_after_a_kill_nothing_is_found_until_the_restarted_sender_has_lent_its_memory(
     seen: str, late: int, handle: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

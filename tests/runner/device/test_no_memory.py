@@ -65,7 +65,7 @@ def test_replies_do_not_change(llama: Path, work: Workload, most: int) -> None:
     assert_nothing_changes(engine, llama, replace(work, jobs=jobs))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_only_the_request_that_never_fits_fails(llama: Path, depth: int) -> None:
     engine = limit_memory(engine_on(llama, depth=depth), lambda ids: bool((ids == 200).any()))
     outputs = [ask(engine, prompt)[1] for prompt in (PROMPTS[0], [*PROMPTS[1], 200, 7], PROMPTS[2])]

@@ -11,6 +11,7 @@ import torch
 from engine.api.params import SamplingParams
 from engine.api.request import Phase
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.outputs import Output
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
@@ -43,7 +44,9 @@ def assert_as_in_transformers(model: Any, prompt: Sequence[int], outputs: Output
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("llama", 200), ("mistral", 80), ("qwen2", 40), ("qwen3", 40)], ids=str
+    ("name", "count"),
+    [("llama", 80), ("mistral", 80), ("qwen2", 40), ("qwen3", 40), *soak(("llama", 200))],
+    ids=str,
 )
 def test_greedy_text_is_that_of_generate(
     checkpoint: Callable[[str], tuple[Path, Any]], name: str, count: int
