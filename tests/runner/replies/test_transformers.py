@@ -121,13 +121,14 @@ WAYS: dict[str, tuple[Callable[[Engine], Output], dict[str, Any]]] = {
 }
 
 
-# Depth and most ways concern the scheduler, not families: one family runs every way at both depths,
-# and one with windows runs every way. Of the others `make soak` runs every way.
-EVERY_WAY, ANY_FAMILY = ("llama", "gemma3"), "chunked"
+# Depth and most ways concern the scheduler, not families: one family runs every way, and the ways with
+# preemptions at both depths; one with windows runs the ways that move its blocks. All of them run in soak.
+ANY_FAMILY, MOVING = "chunked", ("recomputed", "swapped", "cached", "forked")
 
 
 def _case(way: str, name: str, depth: int) -> Any:
-    usual = name in EVERY_WAY or way == ANY_FAMILY
+    usual = way == ANY_FAMILY or name == "llama" or (name == "gemma3" and way in MOVING)
+    usual &= depth == 1 or way in MOVING[:2]
     return pytest.param(way, name, depth, marks=() if usual else pytest.mark.soak)
 
 

@@ -248,7 +248,7 @@ def cells(engine: Engine, id: int, count: int) -> Tensor:
     return engine.runner.store.layers[-1].keys[blocks].flatten(0, 1)[:count]
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", [*soak("swap"), "recompute"])
 def test_what_the_head_caches_survives_preemption(headed: Checkpoints, preemption: str) -> None:
     """Also a fork. Only the first token after each may lack the state before it."""
     folder, found = headed("deepseek_v3")[0], []
