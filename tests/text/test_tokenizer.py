@@ -32,7 +32,7 @@ def test_text_round_trips(small: dict[str, Tokenizer]) -> None:
 
 def test_a_long_text_is_encoded_without_blocking_other_threads(small: dict[str, Tokenizer]) -> None:
     tokenizer = small["byte_level"]
-    word, long = "Hello wörld ", "Hello wörld " * 10_000
+    word, long = "Hello wörld ", "Hello wörld " * 20_000
     with ThreadPoolExecutor(1) as other:
         for read in (tokenizer.encode, tokenizer.encode_placed):
             turns, reading = 0, other.submit(read, long)
@@ -40,7 +40,7 @@ def test_a_long_text_is_encoded_without_blocking_other_threads(small: dict[str, 
                 turns += 1
                 time.sleep(0)
             assert turns > 100, "encoding held the interpreter all the time"
-    assert tokenizer.encode(long) == tokenizer.encode(word) * 10_000
+    assert tokenizer.encode(long) == tokenizer.encode(word) * 20_000
     far = len(long) - len(word)
     moved = [(token, start + far, end + far) for token, start, end in tokenizer.encode_placed(word)]
     assert tokenizer.encode_placed(long)[-len(moved) :] == moved
