@@ -25,24 +25,19 @@ SHOWN = 8  # differing lines to show
 SOAK = () if UPDATE else (pytest.mark.soak,)
 
 
-def cases() -> Iterator[Any]:
-    """Each run has every second sitting, in dark and in two sizes of most scenes; soak has them all."""
-    for at, name in enumerate(SITTINGS):
-        for look in ("dark", "light", "no-color"):
-            if look == "dark" and at % 2 == 0 and not UPDATE:
-                yield pytest.param(name, look, False, id=f"{name}-{look}")
-            yield pytest.param(name, look, True, id=f"{name}-{look}-whole", marks=SOAK)
-
-
 @run
-@pytest.mark.parametrize(("name", "look", "whole"), cases())
+@pytest.mark.parametrize(
+    "look", ["dark", *(pytest.param(each, marks=SOAK) for each in ("light", "no-color"))]
+)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=SOAK if at % 2 else ()) for at, each in enumerate(SITTINGS)]
+)
 async def test_the_screen_looks_unchanged(
     bench: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     name: str,
     look: str,
-    whole: bool,
 ) -> None:
     sitting, different = SITTINGS[name], list[str]()
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -50,12 +45,9 @@ async def test_the_screen_looks_unchanged(
         monkeypatch.setenv("NO_COLOR", "1")
     theme = "minichat-light" if look == "light" else "minichat-dark"
     async with opened(bench, monkeypatch, tmp_path, sitting, theme) as it:
-        for at, (scene, play) in enumerate(sitting.scenes.items()):
-            sizes = SIZES if look == "dark" or scene in MAIN else SIZES[1:2]
-            if not whole and scene not in MAIN:
-                sizes = (SIZES[0], SIZES[1 + at % 2])
+        for scene, play in sitting.scenes.items():
             async with play(it):
-                for size in sizes:
+                for size in SIZES if look == "dark" or scene in MAIN else SIZES[1:2]:
                     await it.resize(size)
                     file = f"{scene}-{size[0]}x{size[1]}-{look}.svg"
                     different += compare(file, picture(it.app, f"{scene}, {look}"), tmp_path)
