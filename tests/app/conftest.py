@@ -2,18 +2,23 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from textual._compositor import Compositor
+from textual._context import visible_screen_stack
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message
 from textual.notifications import Notify
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
@@ -179,12 +184,40 @@ def _asked(conversation: Any, reply: FakeReply) -> bool:
     return conversation.run is not None and conversation.run.reply is reply
 
 
+@contextmanager
+def drawn_when_read() -> Iterator[None]:
+    """Draw the screen when a test reads it, and no frames. Layouts, messages and events are as ever."""
+    render = Compositor.render_strips
+
+    def no_frame(compositor: Compositor, **_: object) -> None:
+        compositor._dirty_regions.clear()
+
+    def read(compositor: Compositor, size: Size | None = None) -> list[Strip]:
+        screen = compositor.root
+        if screen is not None and screen is screen.app.screen:
+            visible_screen_stack.set(screen.app._background_screens)  # what is drawn behind a dialog
+        return render(compositor, size)
+
+    with (
+        patch.object(Compositor, "render_update", no_frame),
+        patch.object(Compositor, "render_strips", read),
+    ):
+        yield
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Callable[..., Any]:
-    """Open the program: `async with bench((80, 24)) as it`. Its store persists until the test ends."""
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Open the program: `async with bench((80, 24)) as it`. Its store persists until the test ends.
+
+    The screen is drawn when a test reads it, and at the end. Frames between, which no one looks at, would
+    take a quarter of the time: they are drawn with `frames=True`, and in soak tests.
+    """
+    soaked = request.node.get_closest_marker("soak") is not None
 
     @asynccontextmanager
-    async def opened(size: tuple[int, int] = (80, 24), **more: Any) -> AsyncIterator[Bench]:
+    async def opened(
+        size: tuple[int, int] = (80, 24), *, frames: bool = soaked, **more: Any
+    ) -> AsyncIterator[Bench]:
         paths = locate({"HOME": str(tmp_path)})
         backend = more.pop("backend", None) or FakeBackend([snapshot()])
         shows = more.pop("shows_notices", False)  # over the screen; without, tests can still read them
@@ -209,10 +242,13 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
         log, failures = logging.getLogger("minichat.app"), Failures()
         log.addHandler(failures)
         try:
-            async with app.run_test(size=size, message_hook=see, notifications=shows):
-                pilot = impatient.ImpatientPilot(app)
-                await pilot.pause()
-                yield Bench(app, pilot, backend, notices, failures.errors)
+            with nullcontext() if frames else drawn_when_read():
+                async with app.run_test(size=size, message_hook=see, notifications=shows):
+                    pilot = impatient.ImpatientPilot(app)
+                    await pilot.pause()
+                    yield Bench(app, pilot, backend, notices, failures.errors)
+                    if app.is_running and app.screen_stack:
+                        strips_of(app.screen)
         finally:
             log.removeHandler(failures)
             store.close()

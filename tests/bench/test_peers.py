@@ -156,6 +156,7 @@ def test_two_ranks_are_compared_with_engines_that_can_be_two(
     assert found["Fake"].why_not == "this question runs it in one process, without stages"
 
 
+@pytest.mark.soak  # tests/distributed starts ranks, and the test before passes their number on
 def test_this_engine_runs_as_two_ranks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as ends:
 

@@ -173,8 +173,8 @@ def replies(engine: Engine) -> list[Any]:
     [
         ("gemma3", {"pp": 3, "dtype": "bfloat16"}),
         ("qwen3", {"pp": 2, "kv_scheme": "int4"}),
-        ("qwen3", {"pp": 2, "quantization": "int8", "depth": 0}),  # its last bits depend on the batch
         *soak(
+            ("qwen3", {"pp": 2, "quantization": "int8", "depth": 0}),  # its last bits depend on the batch
             ("deepseek_v3", {"pp": 2}),
             ("gpt_oss", {"pp": 3}),
             ("cohere2", {"pp": 3}),

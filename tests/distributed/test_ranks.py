@@ -38,6 +38,7 @@ WARM = SamplingParams(temperature=0.8, max_tokens=14, ignore_eos=True)
 PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
 
 
+@pytest.mark.soak  # the next test has every kind of request
 @settings(max_examples=6, phases=[Phase.generate])
 @given(
     work=workloads,

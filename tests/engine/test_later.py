@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.cases import one_of
+from tests.cases import soak
 
 START = """
 import sys
@@ -42,7 +42,10 @@ NEEDS = {  # what needs it, what that prints, and how many parts are still left 
 }
 
 
-@pytest.mark.parametrize("need", one_of(3, NEEDS))
+QUICK = "a module inside, which its package imports"
+
+
+@pytest.mark.parametrize("need", [QUICK, *soak(*(each for each in NEEDS if each != QUICK))])
 def test_what_a_start_leaves_out_is_loaded_when_it_is_needed(need: str) -> None:
     needs, printed, left = NEEDS[need]
     assert lines(f"{START}{needs}\nprint(len(later._empty))") == ["True False 7", printed, str(left)]

@@ -203,7 +203,7 @@ def test_words_of_a_row_are_loaded_in_the_layout_of_the_product(inputs: int, dty
             assert set(others) == {"1"} and last == ("8" if kind == "i16" else "1")
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", [*soak(torch.int8), torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("keys", "warps", "stages"), [(32, 1, 8), *soak((32, 1, 4), (32, 1, 6))])
 def test_a_compressed_cache_goes_to_the_tensor_cores(
     kind: torch.dtype, keys: int, warps: int, stages: int

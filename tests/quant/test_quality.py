@@ -71,23 +71,33 @@ def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch
     assert perplexity_of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
 
 
-@pytest.fixture(scope="module")
-def tiny_perplexities(shared: Path) -> dict[str, float]:
+def perplexities_of_a_tiny_model(folder: Path, schemes: tuple[str, ...]) -> dict[str, float]:
     """By scheme, of those that are available here; all are compared with one reference."""
-    config = EngineConfig(model=str(shared / "models" / "stories260K"), device="cpu", threads=1, blocks=64)
-    pairs = choices(",".join(("none", *BOUNDS_OF_A_TINY_ONE)))
-    rows = compare(config, pairs, own_text("pocket"), speed=False)
+    config = EngineConfig(model=str(folder), device="cpu", threads=1, blocks=64)
+    rows = compare(config, choices(",".join(("none", *schemes))), own_text("pocket"), speed=False)
     return {row.scheme: row.perplexity for row in rows}
 
 
-@pytest.mark.parametrize("scheme", BOUNDS_OF_A_TINY_ONE)
-def test_perplexity_of_a_tiny_model_stays_within_its_bound(
-    scheme: str, tiny_perplexities: dict[str, float]
-) -> None:
-    if scheme.startswith("bnb"):
-        skip_without_bitsandbytes()
-    plain = tiny_perplexities["none"]
-    assert tiny_perplexities[scheme] == pytest.approx(plain, rel=BOUNDS_OF_A_TINY_ONE[scheme])
+# In each run those that the built-in model has not.
+@pytest.mark.parametrize(
+    "schemes",
+    [
+        ("int4-32", "int4"),
+        *(
+            pytest.param((each,), marks=pytest.mark.soak)
+            for each in BOUNDS_OF_A_TINY_ONE
+            if each not in ("int4-32", "int4")
+        ),
+    ],
+    ids="-".join,
+)
+def test_perplexity_of_a_tiny_model_stays_within_its_bound(schemes: tuple[str, ...], shared: Path) -> None:
+    for scheme in schemes:
+        if scheme.startswith("bnb"):
+            skip_without_bitsandbytes()
+    found = perplexities_of_a_tiny_model(shared / "models" / "stories260K", schemes)
+    for scheme in schemes:
+        assert found[scheme] == pytest.approx(found["none"], rel=BOUNDS_OF_A_TINY_ONE[scheme])
 
 
 @pytest.mark.parametrize("whole", WHOLE)

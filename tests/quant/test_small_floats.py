@@ -1,8 +1,9 @@
 """Checkpoints of 4-bit floats (nvfp4, mxfp4), and of several formats at once: read and run as stored."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -189,6 +190,21 @@ def bytes_of(*shape: int, value: int, kind: torch.dtype = torch.float8_e4m3fn) -
     return torch.full(shape, value, dtype=torch.uint8).view(kind)
 
 
+@pytest.fixture(scope="module")
+def written(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """Return a function that gives the folder of a quantized checkpoint, which is written once."""
+    folders = dict[str, Path]()
+
+    def made(packer: Any) -> Path:
+        if (name := repr(packer)) not in folders:
+            folders[name] = write(
+                weights, CONFIG | SHAPE, tmp_path_factory.mktemp("written"), packer
+            ).quantized
+        return folders[name]
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("packer", "changes", "problem"),
     [
@@ -224,17 +240,17 @@ def bytes_of(*shape: int, value: int, kind: torch.dtype = torch.float8_e4m3fn) -
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
-    weights: dict[str, Tensor],
+    written: Callable[[Any], Path],
     tmp_path: Path,
     packer: Any,
     changes: Mapping[str, Tensor | None],
     problem: str,
 ) -> None:
-    made = write(weights, CONFIG | SHAPE, tmp_path, packer)
-    file = made.quantized / "model.safetensors"
+    folder = copytree(written(packer), tmp_path / "quantized")
+    file = folder / "model.safetensors"
     tensors = load_file(file) | {f"{UP}.{name}": each for name, each in changes.items()}
     save_file({name: each for name, each in tensors.items() if each is not None}, file)
-    message = refusal(made.quantized)
+    message = refusal(folder)
     assert problem in message and str(file) in message
 
 

@@ -80,7 +80,7 @@ def changed_under_chats(
         while left and len(engine.scheduler.requests) < 8:
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
             outputs.append(ask(engine, prompt, params)[1])
-        if left and engine.change is None and rng.random() < 0.15:
+        if left and engine.change is None and rng.random() < 0.3:
             present = engine.snapshot().quantization
             engine.set_quantization(rng.choice([each for each in schemes if each != present]))
             left -= 1
@@ -154,16 +154,22 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) ->
     monkeypatch.setattr(PlainSource, "head", head_that_fails)
 
 
-@pytest.mark.parametrize("layer", [*soak(0), 1, 2])
+ERRORS = [
+    (torch.OutOfMemoryError(NO_MEMORY), "OutOfMemoryError: CUDA out of memory"),
+    (RuntimeError("can't allocate memory.\nframe #0"), "RuntimeError: can't allocate memory"),
+    (BadInput("a library cannot be used here"), "a library cannot be used here"),
+    (OSError("gone"), "OSError: gone"),
+]
+
+
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("layer", "error", "words"),
     [
-        (torch.OutOfMemoryError(NO_MEMORY), "OutOfMemoryError: CUDA out of memory"),
-        (RuntimeError("can't allocate memory.\nframe #0"), "RuntimeError: can't allocate memory"),
-        *soak((OSError("gone"), "OSError: gone")),
-        (BadInput("a library cannot be used here"), "a library cannot be used here"),
+        (2, *ERRORS[0]), (1, *ERRORS[1]), (1, *ERRORS[2]),
+        *soak((1, *ERRORS[0]), (2, *ERRORS[1]), (2, *ERRORS[2]), (1, *ERRORS[3]), (2, *ERRORS[3])),
+        *soak(*((0, *each) for each in ERRORS)),
     ],
-)
+)  # fmt: skip
 def test_a_failure_in_the_middle_leaves_the_old_scheme(
     folder: Path, monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception, words: str
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import cycle, product
 from unittest.mock import patch
 
 import numpy as np
@@ -20,7 +20,7 @@ from engine.api.params import SamplingParams
 from engine.kv.tiers.lender import Lender
 from engine.kv.tiers.segment import Lent, clear
 from engine.kv.tiers.tier import Transfer
-from tests.cases import soak
+from tests.cases import one_row_of
 from tests.engine.byte_tier import DelayedTransfer
 from tests.engine.ledger import LedgerBlocks, alone
 from tests.examples import examples
@@ -215,11 +215,12 @@ def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
         assert reply(receiver, prompt(1, 100)) == (alone(prompt(1, 100), 4), 0)
 
 
-@pytest.mark.parametrize("seen", ["nothing", "the kill", "the end", "both"])
-@pytest.mark.parametrize("late", [0, *soak(4)])
-@pytest.mark.parametrize("handle", [HANDLE, b""], ids=["same handle", "other handle"])
+@pytest.mark.parametrize(
+    ("handle", "late", "seen"),
+    one_row_of(3, product(("same", "other"), (0, 4), ("nothing", "the kill", "the end", "both"))),
+)
 def test_after_a_kill_nothing_is_found_until_the_restarted_sender_has_lent_its_memory(
-    seen: str, late: int, handle: bytes, caplog: pytest.LogCaptureFixture
+    seen: str, late: int, handle: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`seen`: when the receiver looks: before the fleet clears the segment, or after that."""
     caplog.set_level(logging.ERROR, log.name)  # a traceback that is kept would keep the copy
@@ -244,7 +245,8 @@ def test_after_a_kill_nothing_is_found_until_the_restarted_sender_has_lent_its_m
         assert (tier.size, devices.kept()) == (0, 0)
     devices.late = reader.looks + late
     with lending() as process:
-        sender, other = shared.engine(0, devices.sender(pid=process.pid, handle=handle))
+        lent = HANDLE if handle == "same" else b""
+        sender, other = shared.engine(0, devices.sender(pid=process.pid, handle=lent))
         found = list[int]()
         for first in range(5, 5 + late + 1):
             text = prompt(first, 100)

@@ -63,7 +63,7 @@ async def test_a_message_found_in_all_chats_is_shown_where_it_matches(
     async with bench() as it:
         store = it.app.store
         chat = store.create_chat("long")
-        for number in range(120):
+        for number in range(80):
             what = "a needle" if number in (7, 60) else "nothing"
             store.append(chat.id, "user", f"Here is {what}: {number}" + "\n\nhay" * 20)
         store.close_chat(chat.id)

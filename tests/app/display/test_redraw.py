@@ -28,7 +28,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
 async def test_control_l_redraws_everything(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
-    async with bench(SIZE) as it:
+    async with bench(SIZE, frames=True) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
         await it.until(lambda: cells.lines == cells_of(it.app))
@@ -45,7 +45,7 @@ async def test_control_l_redraws_everything(
 async def test_returning_from_the_shell_redraws_everything(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
-    async with bench(SIZE) as it:
+    async with bench(SIZE, frames=True) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
         await it.until(lambda: cells.lines == cells_of(it.app))
@@ -56,7 +56,7 @@ async def test_returning_from_the_shell_redraws_everything(
 
 @run
 async def test_the_palette_offers_it(bench: Callable[..., Any], cells: Cells) -> None:
-    async with bench(SIZE) as it:
+    async with bench(SIZE, frames=True) as it:
         cells.lines[3] = [("x", "")] * SIZE[0]
         await it.pilot.press("ctrl+p", *"redraw")
         await it.until(lambda: "Redraw the screen" in it.screen_text())

@@ -56,7 +56,7 @@ def stream(reply: FakeReply, draw: random.Random) -> None:
 async def test_random_keys(bench: Callable[..., Any], seed: int, steps: int) -> None:
     draw, keys = random.Random(seed), [*BOUND, *TYPED, *TYPED, *MOVED]
     keys = [key for key in keys if key not in LEAVING]
-    async with bench(draw.choice(SIZES), backend=FakeBackend(shots())) as it:
+    async with bench(draw.choice(SIZES), frames=True, backend=FakeBackend(shots())) as it:
         for _ in range(steps):
             await it.pilot.press(draw.choice(keys))
             if draw.random() < 0.1:

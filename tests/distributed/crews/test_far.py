@@ -74,7 +74,9 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind:
         pass  # the port is free again
 
 
-@pytest.mark.parametrize(("tp", "pp", "stages"), [*soak((2, 2, [1, 1, 0, 0])), (1, 3, [2, 1, 0])])
+@pytest.mark.parametrize(
+    ("tp", "pp", "stages"), [(1, 2, [1, 0]), *soak((2, 2, [1, 1, 0, 0]), (1, 3, [2, 1, 0]))]
+)
 def test_stages_on_several_machines(
     llama: Path, meet: str, tmp_path: Path, tp: int, pp: int, stages: list[int]
 ) -> None:

@@ -27,6 +27,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "needs_group", lambda config: True)
 
 
+@pytest.mark.soak  # of two crowded engines; the next test also sums over gloo
 def test_every_kind_of_request_is_answered_as_with_shared_memory(
     drafted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from engine.kv.tiers.cost import BySize, MeasuredCost
 from engine.scheduling.costs import Costs
 from engine.serving.engine import Engine
 from engine.serving.warm_up import WarmUp
+from tests.cases import soak
 from tests.engine.simulated import Disk, Machine, ask, seconds, simulated
 
 # About a 0.6B model and an 8B model on a GPU with graphs, and a small model on a CPU.
@@ -36,7 +37,7 @@ def tokens(number: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("machine", "prompt", "reply", "swapping"),
-    [(SMALL, 64, 300, False), (LARGE, 64, 300, True), (LARGE, 500, 150, True), (CPU, 60, 100, True)],
+    [(SMALL, 64, 300, False), (LARGE, 64, 300, True), *soak((LARGE, 500, 150, True)), (CPU, 60, 100, True)],
 )
 def test_preempted_requests_are_swapped_only_where_that_is_faster(
     machine: Machine, prompt: int, reply: int, swapping: bool

@@ -213,8 +213,7 @@ def test_decodes_are_not_measured_while_a_prompt_is_launched(
     ("depth", "stages", "kind"),
     [
         (1, 1, {}),
-        (1, 2, {}),
-        *soak((1, 1, {"speculate": "ngram", "draft_tokens": 1}), (0, 1, {}), (1, 4, {})),
+        *soak((1, 2, {}), (1, 1, {"speculate": "ngram", "draft_tokens": 1}), (0, 1, {}), (1, 4, {})),
     ],
     ids=["overlapped", "two stages", "drafts", "one by one", "four stages"],
 )

@@ -53,7 +53,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
     return [(1, context) for context in singles] + [(new, old + new) for new, old in chunks] or [(1, 1)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     spec=layers(),
     rows=steps(),

@@ -43,24 +43,28 @@ def same(mine: list[Tensor], theirs: KVLayer) -> None:
             assert torch.equal(a, b)
 
 
+STEPS = {
+    "decode": [(1, 70), (1, 17), (1, 16), (1, 1)],
+    "verify": [(1, 40), (5, 52), (3, 3)],
+    "prompt": [(39, 55), (20, 20)],
+}
+F16, F32 = torch.float16, torch.float32
+
+
 @pytest.mark.parametrize(
-    "rows",
-    [[(1, 70), (1, 17), (1, 16), (1, 1)], [(1, 40), (5, 52), (3, 3)], [(39, 55), (20, 20)]],
-    ids=["decode", "verify", "prompt"],
-)
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
+    ("shape", "dtype", "step"),
     [
-        (0, torch.float32), (1, torch.float16), (3, torch.float32), (4, torch.float16),
-        *soak((0, torch.float16), (1, torch.float32), (2, torch.float32)),
+        (0, F32, "decode"), (0, F32, "prompt"), (1, F16, "verify"), (3, F32, "verify"), (4, F16, "decode"),
+        (4, F16, "prompt"),
+        *soak((0, F32, "verify"), (1, F16, "decode"), (1, F16, "prompt"), (3, F32, "decode")),
+        *soak((3, F32, "prompt"), (4, F16, "verify")),
+        *soak(*((*kind, step) for kind in ((0, F16), (1, F32), (2, F32)) for step in STEPS)),
     ],
     ids=str,
 )  # fmt: skip
-def test_equals_the_torch_backend(
-    kernels: Interpreted, shape: int, dtype: torch.dtype, rows: list[tuple[int, int]]
-) -> None:
+def test_equals_the_torch_backend(kernels: Interpreted, shape: int, dtype: torch.dtype, step: str) -> None:
     spec, block_size = SHAPES[shape]
-    case = case_of(spec, rows, block_size=block_size, dtype=dtype)
+    case = case_of(spec, STEPS[step], block_size=block_size, dtype=dtype)
     got, *cache = kernels.attend(case.copy(), programs=8)
     expected = run_torch(replace(case, q=case.q.float()))
     tolerance = 1e-4 if dtype is torch.float32 else 4e-3

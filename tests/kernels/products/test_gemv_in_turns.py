@@ -1,6 +1,7 @@
 """One row of an FP8 product in turns, against the kernel without turns."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from engine.kernels import switches
 from engine.quant.fp8_linear import quantized
+from tests.cases import one_row_of
 from tests.kernels.steps.test_compiles import LARGE, compiled, decode
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -34,11 +36,11 @@ def given(
     return (numbers(1, inputs, seed=0).to(dtype), weight, scale[:, 0].contiguous()), around
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+# `most` 3: several turns, the last ones of some programs without outputs; 100: one.
 @pytest.mark.parametrize(
-    "most", [3, 100]
-)  # several turns, the last ones of some programs without outputs; one
-@pytest.mark.parametrize("ends", ["plain", "norm", "sum", "norm, gated"])
+    ("ends", "most", "rows"),
+    one_row_of(3, product(("plain", "norm", "sum", "norm, gated"), (3, 100), (1, 4))),
+)
 def test_turns_equal_the_kernel_without_them(
     call: Callable[..., Any], ends: str, most: int, rows: int
 ) -> None:

@@ -51,7 +51,11 @@ def test_a_step_launches_what_was_compiled(gpu: RecordingDriver, step: Callable[
     assert set(gpu.launched) == compiled
 
 
-@pytest.mark.parametrize("narrow", [(), (0, 2, 4), (3, 5), (5,)], ids=str)
+@pytest.mark.parametrize(
+    "narrow",
+    [(0, 2, 4), (5,), *(pytest.param(each, marks=pytest.mark.soak) for each in ((), (3, 5)))],
+    ids=str,
+)
 def test_a_rehearsal_skips_layers_like_others(gpu: RecordingDriver, narrow: tuple[int, ...]) -> None:
     """Layers of fewer heads have other kernels, and so may the layers after them."""
     (given,) = SMALL.layers
@@ -59,7 +63,7 @@ def test_a_rehearsal_skips_layers_like_others(gpu: RecordingDriver, narrow: tupl
     config = replace(SMALL, layers=layers)
 
     def step() -> None:
-        decode(config, 4, "none", "none")
+        decode(config, 8, "none", "none")  # as in test_compiles.py: compiled once
         prompts("none", config)
 
     precompile(step)

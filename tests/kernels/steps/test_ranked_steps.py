@@ -96,7 +96,7 @@ def test_no_kernel_of_a_step_compiles_beside_its_exchanges(gpu: "RecordingDriver
     from tests.kernels.steps.recording_driver import precompile
 
     def step() -> None:
-        decode(SMALL, 4, scheme, "none")
+        decode(SMALL, 8, scheme, "none")
 
     precompile(step)
     compiled = set(gpu.missing)

@@ -160,8 +160,7 @@ def resume(engine: Engine, prompt: Sequence[int]) -> Output:
     return output
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(("graphs", "depth"), [(True, 1), (False, 0), *soak((True, 0), (False, 1))])
 def test_layers_wait_for_their_own_blocks(llama: Path, stream: CopyStream, graphs: bool, depth: int) -> None:
     prompt = [1, *range(30, 120)]
     engine = resumable(llama, stream, prompt, graphs=graphs, depth=depth)
@@ -204,7 +203,7 @@ def test_a_message_that_comes_while_blocks_arrive_waits_for_none(llama: Path, st
     assert [each.reply for each in outputs] == [alone(llama, each).reply for each in (prompt, other)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *soak(2, 3)])
+@pytest.mark.parametrize("seed", [1, *soak(0, 2, 3)])
 def test_random_messages_get_the_same_replies(llama: Path, stream: CopyStream, seed: int) -> None:
     draw, asked = random.Random(seed), list[tuple[int, Output]]()
     prompts = [[1, *range(30, 120)], [1, *range(90, 20, -1)], [1, *range(30, 80), *range(140, 40, -1)]]

@@ -1,7 +1,6 @@
 """A budget of tokens on real models, compared with dense attention that masks what was evicted."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -17,6 +16,7 @@ from engine.api.errors import BadInput
 from engine.api.events import Delta
 from engine.execution.protocol import StepResult
 from engine.serving.engine import Engine
+from tests.cases import case
 from tests.outputs import Output
 from tests.runner.graphs.plain_stage import staged
 from tests.runner.graphs.test_precompile import with_stage
@@ -183,16 +183,19 @@ def same_scores(mine: dict[tuple[int, int], np.ndarray], theirs: dict[tuple[int,
     return all(np.allclose(mine[each], theirs[each], rtol=1e-3, atol=1e-3) for each in both)
 
 
-@pytest.mark.parametrize("prepare", [staged, with_stage], ids=["captured", "launched"])
-def test_attention_is_summed_up_beside_other_rows(llama: Path, prepare: Callable[[Engine], object]) -> None:
+def test_attention_is_summed_up_beside_other_rows(llama: Path) -> None:
     """In steps with pieces of prompts and with drafts. Shared blocks serve all their readers."""
     config = BUDGET | {"kv_eviction": "attention"}
-    plain, engine = (engine_on(llama, depth=depth, **config) for depth in (0, 1))
-    prepare(engine)
-    expected, found = noted(plain), noted(engine)
-    assert replies(engine) == replies(plain)
-    assert same_scores(found, expected)
-    assert replies(engine) == [reply(engine_on(llama, **config), each).tokens for each in PROMPTS]
+    plain = engine_on(llama, **config)
+    scores, expected = noted(plain), replies(plain)
+    assert expected == [reply(engine_on(llama, **config), each).tokens for each in PROMPTS]
+    for way, prepare in {"captured": staged, "launched": with_stage}.items():
+        with case(way):
+            engine = engine_on(llama, depth=1, **config)
+            prepare(engine)
+            found = noted(engine)
+            assert replies(engine) == expected
+            assert same_scores(found, scores)
 
 
 def kept(engine: Engine, prompt: list[int], count: int) -> list[int]:

@@ -103,9 +103,10 @@ def test_a_request_longer_than_full_attention_would_allow(checkpoint: Made) -> N
     "config",
     [
         {"depth": 1, "max_step_tokens": 7},
-        {"chunked_prefill": False, "max_step_tokens": 48},
         {"kv_window": 64, "kv_sinks": 4},
-        *soak({"kv_scheme": "int8"}, {"kv_scheme": "int4"}),
+        *soak(
+            {"chunked_prefill": False, "max_step_tokens": 48}, {"kv_scheme": "int8"}, {"kv_scheme": "int4"}
+        ),
     ],
     ids=str,
 )

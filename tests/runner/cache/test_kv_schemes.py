@@ -111,34 +111,33 @@ def test_without_pinned_memory_there_are_no_swaps(
     assert "not enough host memory for 5 blocks" in caplog.text
 
 
-WAYS = product(["recompute", "swap"], KV_SCHEMES[1:])
+WAYS = product([0, 1], ["recompute", "swap"], KV_SCHEMES[1:])
 
 
-@pytest.mark.parametrize(("preemption", "scheme"), one_row_of(2, WAYS))
-def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preemption: str) -> None:
+@pytest.mark.parametrize(("depth", "preemption", "scheme"), one_row_of(5, WAYS))
+def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preemption: str, depth: int) -> None:
     """Chunked, preempted, swapped, forked or from the prefix cache, at either depth: the reply as alone."""
     alone = {
         n: reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False), prompt).reply
         for n, prompt in enumerate((PROMPT, OTHER))
     }
-    for depth in (0, 1):
-        engine = engine_on(
-            llama, kv_scheme=scheme, depth=depth, max_step_tokens=11, preemption=preemption, host_blocks=16
-        )
-        (first, one), (_, two) = ask(engine, PROMPT), ask(engine, OTHER)
-        run_to(engine, one, 3)
-        engine.preempt(first)
-        turn(engine)
-        drain(engine)
-        assert (one.reply, two.reply) == (alone[0], alone[1])
-        hits = engine.scheduler.cached_tokens
-        (again, three), four = ask(engine, PROMPT), Output()
-        run_to(engine, three, 1)
-        engine.fork(again, four)
-        drain(engine)
-        assert three.reply == alone[0]
-        assert [*three.tokens[: len(three.tokens) - len(four.tokens)], *four.tokens] == three.tokens
-        assert engine.scheduler.cached_tokens > hits
+    engine = engine_on(
+        llama, kv_scheme=scheme, depth=depth, max_step_tokens=11, preemption=preemption, host_blocks=16
+    )
+    (first, one), (_, two) = ask(engine, PROMPT), ask(engine, OTHER)
+    run_to(engine, one, 3)
+    engine.preempt(first)
+    turn(engine)
+    drain(engine)
+    assert (one.reply, two.reply) == (alone[0], alone[1])
+    hits = engine.scheduler.cached_tokens
+    (again, three), four = ask(engine, PROMPT), Output()
+    run_to(engine, three, 1)
+    engine.fork(again, four)
+    drain(engine)
+    assert three.reply == alone[0]
+    assert [*three.tokens[: len(three.tokens) - len(four.tokens)], *four.tokens] == three.tokens
+    assert engine.scheduler.cached_tokens > hits
 
 
 @PACKED
@@ -170,12 +169,13 @@ def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) 
 def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
     engine, events = engine_on(llama), list[Event]()
     engine.bus.subscribe(events.append)
-    replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT).reply for each in KV_SCHEMES}
+    few = {"max_tokens": 8}
+    replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT, **few).reply for each in KV_SCHEMES}
     for scheme in ("int8", "fp8", "fp8", "none", "int4", "int8", "none"):
         engine.set_kv_scheme(scheme)
         assert engine.snapshot().kv_dtype == ("float32" if scheme == "none" else scheme)
         for _ in range(2):  # the second one uses the prefix cache
-            assert reply(engine, PROMPT).reply == replies[scheme]
+            assert reply(engine, PROMPT, **few).reply == replies[scheme]
         assert engine.runner.store.nbytes == engine.snapshot().memory["cache"]
     assert [each.scheme for each in events if isinstance(each, Recached)] == [
         "int8",

@@ -117,7 +117,7 @@ def test_rows_with_evicted_tokens(llama: Path, tmp_path: Path) -> None:
     assert len(steps) == len(seen)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_steps_that_fail_and_run_out_of_memory(llama: Path, tmp_path: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth, **CONFIG)
     assert isinstance(engine.runner, ModelRunner)

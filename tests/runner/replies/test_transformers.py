@@ -11,6 +11,7 @@ import torch
 from engine.api.params import SamplingParams
 from engine.api.request import Phase
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.outputs import Output
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
@@ -43,7 +44,9 @@ def assert_as_in_transformers(model: Any, prompt: Sequence[int], outputs: Output
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("llama", 200), ("mistral", 80), ("qwen2", 40), ("qwen3", 40)], ids=str
+    ("name", "count"),
+    [("llama", 80), ("mistral", 80), ("qwen2", 40), ("qwen3", 40), *soak(("llama", 200))],
+    ids=str,
 )
 def test_greedy_text_is_that_of_generate(
     checkpoint: Callable[[str], tuple[Path, Any]], name: str, count: int
@@ -118,13 +121,14 @@ WAYS: dict[str, tuple[Callable[[Engine], Output], dict[str, Any]]] = {
 }
 
 
-# Depth and most ways concern the scheduler, not families: one family runs every way at both depths,
-# and one with windows runs every way. Of the others `make soak` runs every way.
-EVERY_WAY, ANY_FAMILY = ("llama", "gemma3"), "chunked"
+# Depth and most ways concern the scheduler, not families: one family runs every way, and the ways with
+# preemptions at both depths; one with windows runs the ways that move its blocks. All of them run in soak.
+ANY_FAMILY, MOVING = "chunked", ("recomputed", "swapped", "cached", "forked")
 
 
 def _case(way: str, name: str, depth: int) -> Any:
-    usual = name in EVERY_WAY or way == ANY_FAMILY
+    usual = way == ANY_FAMILY or name == "llama" or (name == "gemma3" and way in MOVING)
+    usual &= depth == 1 or way in MOVING[:2]
     return pytest.param(way, name, depth, marks=() if usual else pytest.mark.soak)
 
 

@@ -15,6 +15,7 @@ from engine.api.events import AdapterChanged
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
+from tests.cases import soak
 from tests.examples import examples
 from tests.models.lora import merge, random_adapter
 from tests.outputs import Output
@@ -117,7 +118,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@examples(5)
+@examples(3)
 @given(
     work=st.lists(jobs(), min_size=2, max_size=5),
     config=st.fixed_dictionaries(
@@ -179,7 +180,7 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
         submit(engine, "a")
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_a_step_with_adapters_has_a_graph_of_its_own(world: Adapters, depth: int) -> None:
     """Each row finds its adapter in the buffers of the step, and steps without any have none there."""
     engine = world.engine(depth=depth)
@@ -200,7 +201,7 @@ def test_a_step_with_adapters_has_a_graph_of_its_own(world: Adapters, depth: int
         assert close_to(output.logprobs, expected.logprobs[:5])
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_without_kernels_a_step_with_an_adapter_runs_outside_the_graphs(world: Adapters, depth: int) -> None:
     """Other steps, before and after it, are replayed."""
     engine = world.engine(depth=depth)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from tests.cases import soak
+from tests.cases import one_row_of
 from tests.runner.letters import VOCAB
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
 POISON = 200
 PROMPT = [1, *range(40, 77)]
-SAMPLING = [
-    GREEDY,
-    SamplingParams(seed=1, max_tokens=24, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2),
-]
+SAMPLING = {
+    "greedy": GREEDY,
+    "drawn": SamplingParams(seed=1, max_tokens=24, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,9 @@ def poisoned(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: py
     return folder
 
 
-@pytest.mark.parametrize("depth", [*soak(0), 1])
-@pytest.mark.parametrize("params", SAMPLING, ids=["greedy", "drawn"])
-@pytest.mark.parametrize("where", [3, 20, 37], ids=str)
-def test_only_the_request_with_nan_fails(
-    poisoned: Path, params: SamplingParams, depth: int, where: int
-) -> None:
+@pytest.mark.parametrize(("where", "kind", "depth"), one_row_of(5, product((3, 20, 37), SAMPLING, (1, 0))))
+def test_only_the_request_with_nan_fails(poisoned: Path, kind: str, depth: int, where: int) -> None:
+    params = SAMPLING[kind]
     engine = engine_on(poisoned, depth=depth, max_step_tokens=16)
     good = [ask(engine, PROMPT[:n], params)[1] for n in (38, 5)]
     turn(engine)

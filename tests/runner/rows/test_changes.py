@@ -15,7 +15,7 @@ from tests.cases import soak
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, run_to, turn
 
-DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+DEPTHS = pytest.mark.parametrize("depth", [*soak(0), 1])
 PROMPT, OTHER = [1, *range(40, 60)], [1, *range(90, 140)]
 WARM = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
 A, B = (byte_tokenizer().token_to_id(letter) for letter in "ab")

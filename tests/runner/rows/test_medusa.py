@@ -18,6 +18,7 @@ from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.medusa import read_medusa
 from engine.models.find import find_model
 from engine.models.registry import load_model
+from tests.cases import soak
 from tests.examples import TIMES
 from tests.runner.replies.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.replies.test_replay import CONFIG, assert_same, replayed
@@ -58,8 +59,15 @@ def medusa(
     return folder, heads
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("way", ["", *REPLAYED])
+@pytest.mark.parametrize(
+    ("way", "quantization"),
+    [
+        ("", "none"),
+        ("staging", "int8"),
+        *soak(("", "int8"), ("staging", "none")),
+        *(pytest.param("cuda", scheme, marks=pytest.mark.cuda) for scheme in ("none", "int8")),
+    ],
+)
 def test_drafts_are_those_of_the_reference(
     checkpoint: Callable[[str], tuple[Path, Any]],
     medusa: tuple[Path, nn.ModuleList],
@@ -125,7 +133,7 @@ def test_a_recording_replays_with_heads(
     assert_same(replayed(path, llama, **draft))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [*soak(0.0), 0.8])
 def test_accepted_drafts_shorten_a_reply(
     llama: Path, medusa: tuple[Path, nn.ModuleList], temperature: float
 ) -> None:

@@ -142,7 +142,7 @@ def add(folder: Path, more: dict[str, Tensor]) -> None:
     save_file(tensors | more, folder / FILE, {"format": "pt"})
 
 
-@pytest.fixture(params=["qwen3_next", "deepseek_v3", *soak("glm4_moe")])
+@pytest.fixture(params=["qwen3_next", *soak("deepseek_v3", "glm4_moe")])
 def made(request: pytest.FixtureRequest, headed: Checkpoints) -> Made:
     return headed(request.param)
 
@@ -248,7 +248,7 @@ def cells(engine: Engine, id: int, count: int) -> Tensor:
     return engine.runner.store.layers[-1].keys[blocks].flatten(0, 1)[:count]
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", [*soak("swap"), "recompute"])
 def test_what_the_head_caches_survives_preemption(headed: Checkpoints, preemption: str) -> None:
     """Also a fork. Only the first token after each may lack the state before it."""
     folder, found = headed("deepseek_v3")[0], []

@@ -18,6 +18,7 @@ from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
+from tests.cases import soak
 from tests.examples import examples
 from tests.models.families import reference
 from tests.outputs import Output
@@ -139,7 +140,7 @@ def test_a_preempted_mean_computes_the_rest(llama: Path) -> None:
     drain(engine)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_a_step_without_memory_is_computed_again(checkpoint: Checkpoint, depth: int) -> None:
     folder, theirs = checkpoint("llama")
     engine = limit_memory(engine_on(folder, depth=depth), lambda ids: len(ids) > 11)

@@ -21,6 +21,7 @@ from engine.execution.runner import ModelRunner
 from engine.scheduling.step import PromptTargets
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
+from tests.cases import soak
 from tests.examples import examples
 from tests.outputs import Output, Outputs
 from tests.runner.company import Company, companies
@@ -121,7 +122,7 @@ def test_cached_blocks_are_computed_again_only_where_needed(llama: Path) -> None
     assert [each.token for each in output.prompt] == PROMPT[1:]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [*soak(0), 1])
 def test_a_step_without_memory_is_computed_again(checkpoint: Checkpoint, depth: int) -> None:
     folder, theirs = checkpoint("llama")
     engine = limit_memory(engine_on(folder, depth=depth), lambda ids: len(ids) > 11)

@@ -62,6 +62,13 @@ def test_latents_that_decode(
 @pytest.mark.parametrize("config", [LATENTS, *soak(LATENTS_OF_QUERIES)], ids=["few", "many"])
 def test_latents_with_prompts(compiled: dict[str, int], config: DecoderConfig) -> None:
     prompts("none", config)
+    assert "_attend_latents" in compiled
+
+
+@pytest.mark.soak  # test_compiles.py has pieces of a model without latents
+@pytest.mark.parametrize("compiled", [90, 80, 100, 120], indirect=True)
+@pytest.mark.parametrize("config", [LATENTS, LATENTS_OF_QUERIES], ids=["few", "many"])
+def test_pieces_of_prompts_in_graphs(compiled: dict[str, int], config: DecoderConfig) -> None:
     pieces(config, 64, "none")
     assert "_attend_latents" in compiled
 
