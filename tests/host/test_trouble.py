@@ -77,6 +77,7 @@ class TestErrors:
     def _end_of(host: EngineThread, n: int) -> str:
         try:
             stream = host.submit([n], params(50_000))
+            next(iter(stream))  # a request that waits would not be preempted
             with suppress(UnknownRequest):  # dead already, as the stream will report
                 host.send(Preempt(stream.id)).result()
             return stream.result().finish.value
