@@ -1,6 +1,8 @@
 """Cutting the link at any moment loses no token, no change and no event."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from ssl import SSLCertVerificationError
@@ -37,6 +39,14 @@ async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> st
     return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
 
 
+@contextmanager
+def at_full_speed(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the rest of a reply that has to be slow before."""
+    with monkeypatch.context() as now:
+        now.setattr(server.runner, "_seconds", 0.0)
+        yield
+
+
 async def wait_for_steps(it: Attached, server: Served) -> None:
     """Wait until the engine has run several steps."""
     before = server.host.snapshot().step
@@ -67,20 +77,22 @@ async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
 
 
 @run
-async def test_a_running_reply_is_updated_forked_preempted_and_aborted(slow: Served) -> None:
+async def test_a_running_reply_is_updated_forked_preempted_and_aborted(
+    slow: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with attached(slow) as it:
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
         batches = reply.batches(at_once)
-        await anext(batches)
-        fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
+        tokens = sum(len(delta.tokens) for delta in await anext(batches))
+        fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=500))
         assert fork.prompt_tokens > reply.prompt_tokens
         before = fork.prompt_tokens - reply.prompt_tokens  # the prompt's tokens count, too
-        assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
         await backend.send(Preempt(reply.id))
-        await backend.send(Update(reply.id, {"max_tokens": 60}))
-        tokens = sum([len(delta.tokens) async for batch in batches for delta in batch])
-        assert tokens <= 60
+        await backend.send(Update(reply.id, {"max_tokens": 500}))
+        with at_full_speed(slow, monkeypatch):
+            assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 500
+            assert tokens + sum([len(delta.tokens) async for batch in batches for delta in batch]) == 500
         other = await backend.submit("tell me", ENDLESS)
         await backend.send(Abort((other.id,)))
         assert (await whole(other))[-1].finish is Finish.ABORTED
@@ -120,10 +132,12 @@ async def test_a_redirect_reports_its_target() -> None:
 
 
 @run
-async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
+async def test_a_cut_during_a_reply_loses_nothing(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = LONG.changed(max_tokens=500)  # it outlasts both cuts
     async with attached(slow) as it:
-        expected = await read(it)
-        reading = asyncio.create_task(read(it))
+        with at_full_speed(slow, monkeypatch):
+            expected = await read(it, params=longer)
+        reading = asyncio.create_task(read(it, params=longer))
         passed = it.proxy.passed
         await it.until(lambda: it.proxy.passed > passed + 600)
         for _ in range(2):
@@ -135,7 +149,8 @@ async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
             await it.back()
             passed = it.proxy.passed
             await it.until(lambda passed=passed: it.proxy.passed > passed + 300)
-        assert await reading == expected
+        with at_full_speed(slow, monkeypatch):
+            assert await reading == expected
 
 
 @run
