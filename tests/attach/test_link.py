@@ -1,8 +1,6 @@
 """Cutting the link at any moment loses no token, no change and no event."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from ssl import SSLCertVerificationError
@@ -39,14 +37,6 @@ async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> st
     return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
 
 
-@contextmanager
-def at_full_speed(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For the rest of a reply that has to be slow before."""
-    with monkeypatch.context() as now:
-        now.setattr(server.runner, "_seconds", 0.0)
-        yield
-
-
 async def wait_for_steps(it: Attached, server: Served) -> None:
     """Wait until the engine has run several steps."""
     before = server.host.snapshot().step
@@ -77,9 +67,7 @@ async def test_all_requests_of_a_screen_work_remotely(served: Served) -> None:
 
 
 @run
-async def test_a_running_reply_is_updated_forked_preempted_and_aborted(
-    slow: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_running_reply_is_updated_forked_preempted_and_aborted(slow: Served) -> None:
     async with attached(slow) as it:
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
@@ -90,7 +78,7 @@ async def test_a_running_reply_is_updated_forked_preempted_and_aborted(
         before = fork.prompt_tokens - reply.prompt_tokens  # the prompt's tokens count, too
         await backend.send(Preempt(reply.id))
         await backend.send(Update(reply.id, {"max_tokens": 500}))
-        with at_full_speed(slow, monkeypatch):
+        with slow.at_full_speed():
             assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 500
             assert tokens + sum([len(delta.tokens) async for batch in batches for delta in batch]) == 500
         other = await backend.submit("tell me", ENDLESS)
@@ -132,10 +120,10 @@ async def test_a_redirect_reports_its_target() -> None:
 
 
 @run
-async def test_a_cut_during_a_reply_loses_nothing(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
     longer = LONG.changed(max_tokens=500)  # it outlasts both cuts
     async with attached(slow) as it:
-        with at_full_speed(slow, monkeypatch):
+        with slow.at_full_speed():
             expected = await read(it, params=longer)
         reading = asyncio.create_task(read(it, params=longer))
         passed = it.proxy.passed
@@ -149,7 +137,7 @@ async def test_a_cut_during_a_reply_loses_nothing(slow: Served, monkeypatch: pyt
             await it.back()
             passed = it.proxy.passed
             await it.until(lambda passed=passed: it.proxy.passed > passed + 300)
-        with at_full_speed(slow, monkeypatch):
+        with slow.at_full_speed():
             assert await reading == expected
 
 
