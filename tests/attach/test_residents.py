@@ -221,6 +221,7 @@ def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
             monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
+            assert becomes(lambda: died)
         built.pop().end()
         thread.join(20)
         assert died == (["ZeroDivisionError: division by zero"] if breaks else [])
