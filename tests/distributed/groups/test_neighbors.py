@@ -59,6 +59,19 @@ def test_a_receive_ends_if_its_stage_is_told_that_a_rank_is_lost() -> None:
         timer.join()
 
 
+def test_no_receive_begins_once_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stages(2) as (_, last):
+        end = last._stopped.set
+
+        def ended() -> None:
+            with pytest.raises(RuntimeError, match="a rank is lost"):
+                last.recv([torch.empty(1)], 1, 0)
+            end()
+
+        monkeypatch.setattr(last._stopped, "set", ended)
+        last.abort()
+
+
 def test_a_receive_ends_if_the_stage_before_leaves() -> None:
     with stages(2) as (first, last):
         first.abort()
