@@ -161,8 +161,8 @@ def test_a_client_that_leaves_after_several_requests_is_noticed(hasty: Served, a
     assert becomes(lambda: not hasty.server.server_state.tasks)
 
 
-def test_many_requests_at_once_are_answered_in_turn(hasty: Served) -> None:
-    with connected(hasty, HEALTH * 2000 + LAST) as connection:
+def test_many_requests_at_once_are_answered_in_turn(slow: Served) -> None:
+    with connected(slow, HEALTH * 2000 + LAST) as connection:
         assert rest(connection).count(b"HTTP/1.1 200 OK\r\n") == 2001
 
 
