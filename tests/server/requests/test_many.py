@@ -181,12 +181,7 @@ class TestOverHttp:
 
     def test_metrics_of_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
         listens, listen = Flag(), Stream.listen
-
-        def noted(stream: Stream, wake: Any) -> None:
-            listen(stream, wake)
-            listens.set()
-
-        monkeypatch.setattr(Stream, "listen", noted)
+        monkeypatch.setattr(Stream, "listen", lambda *given: listen(*given) or listens.set())
         with serving(dry()) as served, served.client() as client:
             served.runner.broken = lambda step: listens.wait(LIMIT)  # it notes the times
             client.post(TEXT, json={"prompt": "x", "n": 3, **LENGTH})
