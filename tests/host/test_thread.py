@@ -198,7 +198,7 @@ class TestSnapshots:
     def test_it_is_immutable_and_adds_up(self, opened: Open) -> None:
         host = opened(roomy_engine(depth=1))
         streams = [endless(host, n) for n in range(3)]
-        host.fork(streams[0].id).accepted.result()
+        next(iter(host.fork(streams[0].id)))
         for _ in range(20):
             self._adds_up(host.snapshot())
         shot = host.snapshot()
