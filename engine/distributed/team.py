@@ -230,7 +230,8 @@ class Team:
         try:
             member.link.send(value)
         except OSError:
-            raise self.loss() from None
+            loss = self.loss()
+            raise self._start_error() or loss from None
 
     def _reported(self, member: Member, what: str, seconds: float, *, whole: bool = False) -> Any:
         try:

@@ -177,8 +177,9 @@ class ApartFleet(Fleet):
         with self._events:
             if not remote.over:
                 self._held[remote.request] = remote
-        begun = self._begun(replica, prefill, partial(self._on_prefill, remote))
-        begun.add_done_callback(partial(self._prefill_begun, remote))
+        with self._events:  # so that the prefill is known before any of its events are heard
+            begun = self._begun(replica, prefill, partial(self._on_prefill, remote))
+            begun.add_done_callback(partial(self._prefill_begun, remote))
 
     def _prefill_begun(self, remote: _RemotePrefill, accepted: Future[Accepted]) -> None:
         if (error := accepted.exception()) is not None:
@@ -208,10 +209,10 @@ class ApartFleet(Fleet):
                 return
             remote.over = True
             self._held.pop(remote.request, None)
-            self._replicas[remote.target.replica].send(Proceed(remote.request))
             now, request = time.monotonic(), remote.request
             where, seconds = (remote.source.replica, remote.target.blocks), now - remote.began
             self._bus.emit(PromptSent(self._step, now, request, *where, sent, seconds, error, way))
+            self._replicas[remote.target.replica].send(Proceed(request))
 
     def _awaited(self) -> set[int]:
         """The engines that compute prompts for requests that wait."""

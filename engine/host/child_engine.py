@@ -55,9 +55,10 @@ class CommandServer:
             self._outbox.answer(partial(_refusal, number, error))
             return
         sink = partial(self._outbox.delta, number) if isinstance(command, StreamingCommand) else None
-        answer = self._host.send(command, sink)
-        answer.add_done_callback(
-            lambda done: self._outbox.answer(partial(_answer, number, type(command), done))
+        self._host.send(
+            command,
+            sink,
+            lambda done: self._outbox.answer(partial(_answer, number, type(command), done)),
         )
 
 

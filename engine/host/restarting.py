@@ -80,24 +80,29 @@ class RestartingEngine(EngineClient):
 
     def snapshot(self) -> Snapshot:
         with self._gate:
-            process, why = self._process, self._why
+            process, why, deaths = self._process, self._why, self._deaths
         if not why:
             try:
                 self._last = process.snapshot()
+                why = self._last.error
             except EngineDead as error:
                 if self._closed.is_set():
                     raise
-                why = str(error)  # it has just died, and is being replaced
-            else:
+                why = str(error)
+            if not why:
                 return self._last
+            deaths += 1  # it has just died, which has not been reported yet
         ended = self._last.ended(why)
         if self._stopped:
             return replace(ended, state="stopped")
-        return replace(ended, state="restarting") if self._reviving else ended
+        return replace(ended, state="restarting") if self._revives(deaths) else ended
 
     @property
     def _reviving(self) -> bool:
-        return self._deaths <= self._restarts and not self._halt.is_set()
+        return self._revives(self._deaths)
+
+    def _revives(self, deaths: int) -> bool:
+        return deaths <= self._restarts and not self._halt.is_set()
 
     @property
     def _pause(self) -> float:

@@ -37,8 +37,14 @@ class EngineThread(EngineClient):
 
     # From any thread
 
-    def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
-        return self._mailbox.put(command, sink)
+    def send(
+        self,
+        command: Command[T],
+        sink: Sink | None = None,
+        told: Callable[[Future[T]], None] | None = None,
+    ) -> Future[T]:
+        """`told`: called with the answer before any event or delta that follows from it."""
+        return self._mailbox.put(command, sink, told)
 
     def snapshot(self) -> Snapshot:
         if threading.current_thread() is self._thread:  # an event handler would wait for itself

@@ -28,9 +28,19 @@ class Mailbox:
         self._gate = threading.Lock()  # no command may be queued after the mailbox is closed
         self.closed = False
 
-    def put(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
-        """Queue a command. `sink` receives the deltas of a command that starts a request."""
+    def put(
+        self,
+        command: Command[T],
+        sink: Sink | None = None,
+        told: Callable[[Future[T]], None] | None = None,
+    ) -> Future[T]:
+        """Queue a command. `sink` receives the deltas of a command that starts a request.
+
+        `told`: called with the answer before any event or delta that follows from it.
+        """
         answer: Future[T] = Future()
+        if told is not None:
+            answer.add_done_callback(told)
         answer.set_running_or_notify_cancel()  # a reader that leaves cannot cancel it
         handler = HANDLERS.get(type(command))
         if handler is None:

@@ -24,6 +24,7 @@ from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
+from minichat.models.watching import watch
 from minichat.shell import interpreter
 from minichat.shell.certificates import password_of
 from minichat.shell.paths import locate, private_folder
@@ -32,7 +33,6 @@ from minichat.shell.server_keys import find_keys
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from engine.api.events import Event
     from engine.fleet.scaling import Autoscaler
     from engine.host.client import EngineClient
     from engine.host.launching import Launch
@@ -207,7 +207,7 @@ def listen(
                 built.end()
                 return
             host = startup.host.result()
-            while_it_runs.callback(host.subscribe(partial(_on_event, callbacks)))
+            while_it_runs.callback(watch(host, callbacks.died))
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
             ready()
@@ -253,13 +253,6 @@ def _start(starting: Callable[[], "EngineClient"], startup: "Startup") -> None:
         startup.host.set_result(host)
     except BaseException as error:
         startup.host.set_exception(error)
-
-
-def _on_event(callbacks: ServerCallbacks, event: "Event") -> None:
-    from engine.api.events import Died
-
-    if type(event) is Died:
-        callbacks.died(event.error)
 
 
 def _close(startup: "Startup", built: "Server") -> int:

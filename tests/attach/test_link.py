@@ -72,15 +72,15 @@ async def test_a_running_reply_is_updated_forked_preempted_and_aborted(slow: Ser
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
         batches = reply.batches(at_once)
-        await anext(batches)
-        fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
+        tokens = sum(len(delta.tokens) for delta in await anext(batches))
+        fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=500))
         assert fork.prompt_tokens > reply.prompt_tokens
         before = fork.prompt_tokens - reply.prompt_tokens  # the prompt's tokens count, too
-        assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
         await backend.send(Preempt(reply.id))
-        await backend.send(Update(reply.id, {"max_tokens": 60}))
-        tokens = sum([len(delta.tokens) async for batch in batches for delta in batch])
-        assert tokens <= 60
+        await backend.send(Update(reply.id, {"max_tokens": 500}))
+        with slow.at_full_speed():
+            assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 500
+            assert tokens + sum([len(delta.tokens) async for batch in batches for delta in batch]) == 500
         other = await backend.submit("tell me", ENDLESS)
         await backend.send(Abort((other.id,)))
         assert (await whole(other))[-1].finish is Finish.ABORTED
@@ -121,9 +121,11 @@ async def test_a_redirect_reports_its_target() -> None:
 
 @run
 async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
+    longer = LONG.changed(max_tokens=500)  # it outlasts both cuts
     async with attached(slow) as it:
-        expected = await read(it)
-        reading = asyncio.create_task(read(it))
+        with slow.at_full_speed():
+            expected = await read(it, params=longer)
+        reading = asyncio.create_task(read(it, params=longer))
         passed = it.proxy.passed
         await it.until(lambda: it.proxy.passed > passed + 600)
         for _ in range(2):
@@ -135,7 +137,8 @@ async def test_a_cut_during_a_reply_loses_nothing(slow: Served) -> None:
             await it.back()
             passed = it.proxy.passed
             await it.until(lambda passed=passed: it.proxy.passed > passed + 300)
-        assert await reading == expected
+        with slow.at_full_speed():
+            assert await reading == expected
 
 
 @run

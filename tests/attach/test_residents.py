@@ -223,10 +223,30 @@ def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
             monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
+            assert becomes(lambda: died)
         built.pop().end()
         thread.join(20)
         assert died == (["ZeroDivisionError: division by zero"] if breaks else [])
         engine = dry() if not breaks else engine
+
+
+def test_a_server_reports_an_engine_that_died_before_it_was_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, died = dry(), list[str]()
+    monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
+    host, built, make = EngineThread(engine), list[Server](), listen.server
+    assert becomes(lambda: host.snapshot().state == "dead")
+    monkeypatch.setattr(listen, "server", lambda *args, **more: built.append(make(*args, **more)) or built[0])
+    monkeypatch.setattr(serve, "engine", lambda *given: host)
+    options = parser().parse_args(["serve", "--no-key", f"--uds={tmp_path / 's.sock'}"])
+    callbacks = serve.ServerCallbacks(lambda *_: None, lambda: None, tmp_path / "log", died.append)
+    thread = threading.Thread(target=serve.serve, args=(options, (), callbacks))
+    thread.start()
+    assert becomes(lambda: died)
+    built[0].end()
+    thread.join(20)
+    assert died == ["ZeroDivisionError: division by zero"]
 
 
 def test_a_server_prints_on_its_terminal_that_its_engine_died(

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from engine.distributed.crews import started
 from engine.distributed.crews.gpu_names import gpus_of_rank
 from engine.distributed.crews.started import RankCount, StartedRanks
 from engine.distributed.identity import Gpu, identity
+from engine.distributed.member import Member
 from engine.distributed.messages import error_to_wire
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
@@ -145,6 +147,21 @@ def test_the_reason_of_a_rank_that_ends_first_is_reported(
     with pytest.raises(BadInput, match="rank 1: 3 heads cannot be split"):
         engine_on(llama, tp=4)
     assert "exit code" not in caplog.text
+
+
+def test_it_is_also_reported_if_the_engine_has_not_told_all_ranks_what_to_do(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, tell = error_to_wire(1, BadInput("3 heads cannot be split")), Team._tell
+
+    def late(team: Team, member: Member, value: Any) -> None:
+        assert member.rank == 1 or becomes(lambda: team.lost)
+        tell(team, member, value)
+
+    monkeypatch.setattr(started, "COMMAND", other_rank({"hello": {}}, {"error": error}))
+    monkeypatch.setattr(Team, "_tell", late)
+    with pytest.raises(BadInput, match="rank 1: 3 heads cannot be split"):
+        engine_on(llama, tp=4)
 
 
 def _late(check: Callable[[Team], None]) -> Callable[[Team], None]:

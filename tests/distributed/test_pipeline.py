@@ -136,9 +136,9 @@ def test_a_stage_that_dies_ends_the_requests(staged: Engine) -> None:
 
 def test_a_stage_that_hangs_ends_the_requests(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last stage waits for it, until it is killed."""
-    monkeypatch.setattr(Team, "silence", 1.0)
     files = len(os.listdir("/proc/self/fd"))
     engine = engine_on(llama, pp=2, depth=1)
+    monkeypatch.setattr(Team, "silence", 1.0)  # not while it starts, when a process may be busy for longer
     try:
         os.kill(engine.snapshot().ranks[1].pid, signal.SIGSTOP)
         ask(engine, PROMPT)

@@ -5,13 +5,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.api.commands import Submit
 from engine.api.config import EngineConfig
-from engine.api.events import BlocksSent, Event, Handler, PromptSent, Restarting
+from engine.api.events import BlocksSent, Event, Finished, Handler, PromptSent, RequestEvent, Restarting
 from engine.api.places import ExchangePlace
 from engine.distributed.memory import anonymous
 from engine.fleet.apart import ApartFleet
@@ -20,6 +23,7 @@ from engine.fleet.local import start_apart_fleet
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.fleet.test_apart import GREEDY, Apart, _never_brief, alone, config, prompt, shared_memory
 from tests.waiting import LIMIT, becomes
@@ -38,14 +42,63 @@ class Ending(EngineThread):
         return super().subscribe(passed)
 
 
-def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alone: EngineThread) -> None:
+class Early(EngineThread):
+    """An engine whose caller gets the processor again once a prompt's blocks were sent, or wait for it."""
+
+    fleet: ApartFleet
+    ends = 0  # of the prompt
+
+    def __init__(self, engine: Engine) -> None:
+        self.over = threading.Event()
+        super().__init__(engine)
+
+    def send(self, command: Any, *more: Any) -> Future[Any]:
+        answer = super().send(command, *more)
+        if isinstance(command, Submit):
+            assert self.over.wait(LIMIT)
+        return answer
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        def passed(event: Event) -> None:
+            if isinstance(event, RequestEvent):
+                if self.fleet._events.acquire(blocking=False):
+                    self.fleet._events.release()
+                else:
+                    self.over.set()  # the caller is in a block that the event has to wait for
+            handler(event)
+            self.ends += isinstance(event, Finished | BlocksSent)
+            if self.ends == 2:
+                self.over.set()
+
+        return super().subscribe(passed)
+
+
+def threads(of_prompts: type[EngineThread]) -> Apart:
+    """Both engines in this process."""
     memory = anonymous(2**27)
     places = [str(ExchangePlace(f"/proc/self/fd/{memory}", 1, own)) for own in (0, None)]
     first, second = (
         start(replace(config(), exchange=place, first_request=number * NUMBERS))
         for number, place in enumerate(places)
     )
-    made = Apart(ApartFleet({0: Ending(first)}, {1: EngineThread(second)}, lambda: os.close(memory)))
+    return Apart(ApartFleet({0: of_prompts(first)}, {1: EngineThread(second)}, lambda: os.close(memory)))
+
+
+def test_a_prompt_that_is_computed_before_its_engine_is_known_to_accept_it(alone: EngineThread) -> None:
+    made = threads(Early)
+    try:
+        Early.fleet = made.fleet
+        stream = made.fleet.submit(prompt(660, 100), GREEDY)
+        assert becomes(lambda: made.of(PromptSent, stream.id)), "the request waits for ever"
+        assert made.sent(stream.id).sent == 6
+        assert stream.result().tokens == alone.submit(prompt(660, 100), GREEDY).result().tokens
+        assert {each.request for each in made.events if isinstance(each, RequestEvent)} == {stream.id}
+    finally:
+        made.fleet.close()
+
+
+def test_an_engine_that_ends_between_a_prompt_and_its_blocks_costs_no_reply(alone: EngineThread) -> None:
+    made = threads(Ending)
     try:
         stream = made.fleet.submit(prompt(650, 100), GREEDY)
         assert becomes(lambda: made.of(PromptSent, stream.id)), "it waits for blocks that no engine sends"

@@ -56,6 +56,7 @@ def test_a_prompt_goes_to_its_blocks_which_the_engine_then_finds(fleet: Fleet, e
     busy = fleet.submit([*PROMPT, 1], LONG)
     other = fleet.submit([*range(300, 330)], LONG)
     assert [each.id // NUMBERS for each in (busy, other)] == [0, 1]
+    next(iter(busy))  # its prompt has been computed
     fleet.send(Abort((busy.id, other.id))).result()
     assert [delta.last for delta in busy][-1]
     again = fleet.submit([*PROMPT, 2], SHORT)
@@ -116,6 +117,7 @@ def test_blocks_that_an_engine_has_evicted_are_not_counted() -> None:
     try:
         for first in (10, 400, 800, 1200, 1600):  # five prompts of 11 blocks into two caches of 16
             fleet.submit([*range(first, first + 160)], SHORT).result()
+            fleet.snapshot()  # the engines report their blocks a little after the last token
         last = fleet.submit(PROMPT, SHORT)
         last.result()
         assert becomes(lambda: of(seen, Finished, last.id))

@@ -1,4 +1,4 @@
-"""Engines on their threads, closed when their test ends, and a time limit for every test."""
+"""Engines on their threads, closed when their test ends."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,8 +21,3 @@ def opened() -> Iterator[Open]:
     yield open
     for host in hosts:
         host.close()
-
-
-@pytest.fixture(autouse=True)
-def limit_time(request: pytest.FixtureRequest) -> None:
-    request.node.add_marker(pytest.mark.timeout(30))

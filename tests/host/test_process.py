@@ -344,10 +344,10 @@ class TestWhenTheChildDies:
         assert describe_exit(code) == words
 
     def test_a_model_that_cannot_be_loaded(self, tmp_path: Path) -> None:
-        before = threading.enumerate()
+        before = set(threading.enumerate())
         with pytest.raises(ModelNotFound, match="nowhere"):
             EngineProcess(EngineConfig(model=str(tmp_path / "nowhere")), tmp_path / "engine.log")
-        assert threading.enumerate() == before
+        assert set(threading.enumerate()) <= before, "others may end meanwhile"
         assert "Traceback" in (tmp_path / "engine.log").read_text()
 
     def test_close(self, tmp_path: Path) -> None:

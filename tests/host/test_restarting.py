@@ -72,6 +72,33 @@ def test_a_killed_process_is_replaced(start: Start) -> None:
     assert kinds == [Restarting, Restarted, Died]
 
 
+@pytest.mark.parametrize(("restarts", "state"), [(1, "restarting"), (0, "dead")])
+def test_a_death_that_is_not_reported_yet_is_in_the_snapshot(start: Start, restarts: int, state: str) -> None:
+    may_report = threading.Event()
+
+    def held(first: int) -> EngineProcess:
+        process = start(first)
+        subscribe = process.subscribe
+
+        def listen(handler: Handler) -> Callable[[], None]:
+            def late(event: Event) -> None:
+                assert not isinstance(event, Died) or may_report.wait(LIMIT)
+                handler(event)
+
+            return subscribe(late)
+
+        process.subscribe = listen  # type: ignore[method-assign]
+        return process
+
+    host = RestartingEngine(held, restarts, pauses=(0.0,))
+    kill(host)
+    assert becomes(lambda: host.snapshot().state != "ready")
+    shot = host.snapshot()
+    assert (shot.state, "killed by SIGKILL" in shot.error) == (state, True)
+    may_report.set()
+    host.close()
+
+
 def test_a_request_that_was_there_at_two_deaths_is_refused(start: Start) -> None:
     host = RestartingEngine(start, restarts=9, pauses=(0.0,))
     for _ in range(2):

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from engine.api import wire
-from engine.api.commands import Abort, Command, Sender, decode_result, encode_command
+from engine.api.commands import Abort, Command, Sender, Submit, decode_result, encode_command
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead, EngineError, UnknownCommand
 from engine.host.child_engine import CommandServer
@@ -118,19 +118,22 @@ class Parent:
 
     def __init__(self, host: EngineThread) -> None:
         ours, theirs = socket.socketpair()
-        self._frames, self._theirs = FrameSocket(ours), FrameSocket(theirs)
+        self.frames, self._theirs = FrameSocket(ours), FrameSocket(theirs)
         self._outbox = Outbox(self._theirs, lost=lambda: None)
         self._server = CommandServer(host, ledger_engine().tokenizer, self._outbox)
 
-    def answer(self, command: Any) -> dict[str, Any]:
+    def take(self, command: Any) -> None:
         self._server.take(json.loads(json.dumps({"ask": 7, "command": command})))
-        [answer] = next(iter(self._frames))["answers"]
+
+    def answer(self, command: Any) -> dict[str, Any]:
+        self.take(command)
+        [answer] = next(iter(self.frames))["answers"]
         assert answer["to"] == 7
         return dict(answer)
 
     def close(self) -> None:
         self._outbox.close()
-        self._frames.close()
+        self.frames.close()
         self._theirs.close()
 
 
@@ -145,6 +148,24 @@ def test_into_a_process(parent: Parent) -> None:
     answer = parent.answer(encode_command(CountHeld("so")))
     assert decode_result(CountHeld, answer["is"]) == RequestCount(0, "so")
     assert refused_by_name(wire.decode_error(parent.answer(encode_command(CountHeld("none")))["error"]))
+
+
+def test_an_answer_is_sent_before_the_tokens_that_follow_it() -> None:
+    """Also if the thread that sends the command gets the processor again only when there are some."""
+    frames = list[dict[str, Any]]()
+
+    class Slow(EngineThread):
+        def send(self, *command: Any) -> Future[Any]:
+            answer = super().send(*command)
+            frames.append(next(iter(parent.frames)))
+            return answer
+
+    host = Slow(ledger_engine())
+    parent = Parent(host)
+    parent.take(encode_command(Submit((1, 2), params(3))))
+    assert "answers" in frames[0]
+    parent.close()
+    host.close()
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class Neighbors:
 
     def abort(self) -> None:
         """End all calls. From any thread."""
-        self._stopped.set()
         left, self._joined = [self._joined], {}
+        self._stopped.set()
         threading.Thread(target=left.clear, name="leave", daemon=True).start()  # that waits for the others
 
     def _join(self, other: int, *, sender: int, place: int) -> None:

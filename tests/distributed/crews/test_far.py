@@ -99,9 +99,9 @@ def test_a_rank_that_is_not_heard_of_any_more(
     llama: Path, meet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """As if its machine was gone: the connections stay open. The rank that goes on later ends."""
-    monkeypatch.setattr(Team, "silence", 1.5)
     with rank(meet, tmp_path / "log"):
         engine = start(llama, meet, **{kind: 2})
+        monkeypatch.setattr(Team, "silence", 1.5)
         pid = engine.snapshot().ranks[1].pid
         try:
             ask(engine, PROMPT, GREEDY.changed(max_tokens=100))

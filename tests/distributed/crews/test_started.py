@@ -76,7 +76,7 @@ def test_those_that_were_started_early_are_taken(monkeypatch: pytest.MonkeyPatch
     for each in (ranks, other):
         each.end()
         each.end()  # does nothing
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_they_end_if_the_engine_does_not_start(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(llama: Path, monkeypatch: py
 
 @pytest.mark.soak
 def test_a_rank_that_stops_ends_the_engine(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Team, "silence", 1.5)
     engine = engine_on(llama, tp=2)
+    monkeypatch.setattr(Team, "silence", 1.5)
     try:
         ask(engine, PROMPT)
         engine.step()

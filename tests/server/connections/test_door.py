@@ -73,8 +73,10 @@ def test_health_needs_no_key_and_reports_only_the_state(served: Served) -> None:
 
 
 def test_health_reports_the_warm_up_and_requests_do_not_wait_for_it() -> None:
-    engine = dry(rate=100)
+    compiled = threading.Event()
+    engine = dry()
     engine.runner.graph_sizes = (1, 2, 4, 8)
+    engine.runner.start_compiling = lambda kinds: [compiled]
     with serving(engine, warm=True) as one, one.client() as client:
         answer = client.get("/health")
         assert answer.status_code == 503
@@ -82,6 +84,8 @@ def test_health_reports_the_warm_up_and_requests_do_not_wait_for_it() -> None:
         assert 0 <= answer.json()["share"] < 1
         reply = client.post("/v1/completions", json={"prompt": [5, 6], "max_tokens": 4})
         assert reply.json()["usage"]["completion_tokens"] == 4
+        assert client.get("/health").json()["status"] == "warming"
+        compiled.set()
         assert becomes(lambda: client.get("/health").json() == {"status": "ready"})
 
 

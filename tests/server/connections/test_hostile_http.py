@@ -34,9 +34,8 @@ def hasty() -> Iterator[Served]:
 
 
 @pytest.fixture
-def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(bodies, "_BODY_SECONDS", 0.2)
 
 
 def request(fields: Any, path: str = PATH, length: int | None = None) -> bytes:
@@ -91,7 +90,7 @@ def test_a_request_may_arrive_byte_by_byte(hasty: Served) -> None:
         assert json.loads(response.read())["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.usefixtures("short_times")
+@pytest.mark.usefixtures("short_heads")
 @pytest.mark.parametrize("first", [b"", HEALTH], ids=["first", "later"])
 @pytest.mark.parametrize("part", [b"G", b"\r\n"], ids=["letters", "lines"])
 def test_a_head_that_never_ends_is_given_up(hasty: Served, first: bytes, part: bytes) -> None:
@@ -101,8 +100,8 @@ def test_a_head_that_never_ends_is_given_up(hasty: Served, first: bytes, part: b
         assert not keeps_sending(connection, part)
 
 
-@pytest.mark.usefixtures("short_times")
-def test_a_body_that_stalls_is_given_up(hasty: Served) -> None:
+def test_a_body_that_stalls_is_given_up(hasty: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_BODY_SECONDS", 0.2)
     with connected(hasty, request(SHORT, length=1000)) as connection:
         answer = rest(connection)
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -162,8 +161,8 @@ def test_a_client_that_leaves_after_several_requests_is_noticed(hasty: Served, a
     assert becomes(lambda: not hasty.server.server_state.tasks)
 
 
-def test_many_requests_at_once_are_answered_in_turn(hasty: Served) -> None:
-    with connected(hasty, HEALTH * 2000 + LAST) as connection:
+def test_many_requests_at_once_are_answered_in_turn(slow: Served) -> None:
+    with connected(slow, HEALTH * 2000 + LAST) as connection:
         assert rest(connection).count(b"HTTP/1.1 200 OK\r\n") == 2001
 
 

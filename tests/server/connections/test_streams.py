@@ -21,7 +21,7 @@ from tests.cli.conftest import write_model
 from tests.lazily import lazy
 from tests.runner.small import alone
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, serving, vanish
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 openai = lazy("openai")
 
@@ -105,10 +105,11 @@ def test_a_client_may_disconnect_during_submission(slow: Served, monkeypatch: py
 
     def late(*args: Any, **more: Any) -> Stream:
         if next(asked):
-            assert allowed.wait(10)
+            assert allowed.wait(LIMIT)
         return submit(*args, **more)
 
     monkeypatch.setattr(slow.host, "submit", late)
+    assert slow.becomes_idle()
     before = slow.host.snapshot().finished
     client = half_read(slow, 0, prompt=["a", "b", "c"])
     assert becomes(lambda: next(copy(asked)) == 3)

@@ -70,20 +70,20 @@ class TestReplies:
 
     def test_a_cut_connection_loses_no_delta(self, slow: Served) -> None:
         with slow.client() as client:
-            reply = self.begin(client, params={"max_tokens": 40, "ignore_eos": True})
+            params = {"max_tokens": 500, "ignore_eos": True}
+            reply = self.begin(client, params=params)
             first, at, ended = self.read(client, reply["id"], 0, most=5)
             assert not ended
             assert at == len(first)
             [kept] = [each for each in slow.state.replies.of(OWNER) if each.id == reply["id"]]
             assert becomes(lambda: len(kept.deltas) > at + 3)  # they arrive without a reader
-            rest, _, ended = self.read(client, reply["id"], at)
+            with slow.at_full_speed():
+                rest, _, ended = self.read(client, reply["id"], at)
+                whole = client.post("/v1/completions", json={"prompt": "tell me", **params}).json()
             assert ended
             tokens = [token for delta in first + rest for token in delta.tokens]
-            whole = client.post(
-                "/v1/completions", json={"prompt": "tell me", "max_tokens": 40, "ignore_eos": True}
-            ).json()
             assert "".join(delta.text for delta in first + rest) == whole["choices"][0]["text"]
-            assert len(tokens) == 40
+            assert len(tokens) == 500
             again, _, ended = self.read(client, reply["id"], 0)
             assert ended
             assert again == first + rest
@@ -158,11 +158,12 @@ class TestReplies:
         with slow.client() as client:
             reply = self.begin(client, prompt=user("hi"))
             path = f"/engine/requests/{reply['request']}"
-            assert client.post(f"{path}/update", json={"changes": {"max_tokens": 30}}).status_code == 204
+            assert client.post(f"{path}/update", json={"changes": {"max_tokens": 500}}).status_code == 204
             assert client.post(f"{path}/preempt").status_code == 204
-            deltas, _, ended = self.read(client, reply["id"], 0)
+            with slow.at_full_speed():
+                deltas, _, ended = self.read(client, reply["id"], 0)
             assert ended
-            assert sum(len(delta.tokens) for delta in deltas) == 30
+            assert sum(len(delta.tokens) for delta in deltas) == 500
             assert client.post(f"{path}/update", json={"changes": {"top_k": 3}}).status_code == 404
             assert client.post(f"{path}/abort").status_code == 204  # it has ended: no-op
 
@@ -213,12 +214,14 @@ class TestWebSocket:
 
     def test_changes_and_cancel_while_it_runs(self, slow: Served) -> None:
         with self.open(slow) as socket:
-            for name in ("a", "b"):
-                self.send(socket, "generate", name, prompt=user(f"tell {name}"), params=LONG)
+            for name, length in (("a", 2000), ("b", 20_000)):
+                params = {"max_tokens": length, "ignore_eos": True}
+                self.send(socket, "generate", name, prompt=user(f"tell {name}"), params=params)
                 self.next_message(socket, "started")
-            self.send(socket, "update", "a", changes={"temperature": 0.5, "max_tokens": 12})
+            self.send(socket, "update", "a", changes={"temperature": 0.5, "max_tokens": 500})
             assert self.next_message(socket, "updated")["changes"] == ["max_tokens", "temperature"]
-            assert self.next_message(socket, "done")["usage"]["completion_tokens"] == 12
+            with slow.at_full_speed():
+                assert self.next_message(socket, "done")["usage"]["completion_tokens"] == 500
             self.send(socket, "cancel", "b")
             assert self.next_message(socket, "done")["id"] == "b"
             self.send(socket, "cancel", "b")

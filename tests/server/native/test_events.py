@@ -47,6 +47,7 @@ def until_finished(found: Iterator[tuple[str, str, Any]]) -> list[tuple[str, Any
 
 
 def test_events_arrive_in_order(served: Served, client: httpx.Client) -> None:
+    assert served.becomes_idle()  # other tests' replies have ended, and their events have been sent
     with client.stream("GET", "/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         found = notes(response)
@@ -59,6 +60,7 @@ def test_events_arrive_in_order(served: Served, client: httpx.Client) -> None:
 
 
 def test_a_reader_that_reconnects_misses_nothing(served: Served, client: httpx.Client) -> None:
+    assert served.becomes_idle()
     with client.stream("GET", "/events") as response:
         complete(client)
         (last, first), *_ = until_finished(notes(response))
@@ -99,7 +101,8 @@ def test_a_slow_reader_gets_the_number_of_missed_events(monkeypatch: pytest.Monk
             assert next(notes(response)) == ("gap", "", {"missed": 8})
 
 
-def test_snapshots_among_the_events(client: httpx.Client) -> None:
+def test_snapshots_among_the_events(served: Served, client: httpx.Client) -> None:
+    assert served.becomes_idle()
     with client.stream("GET", "/events?snapshots=0.05") as response:
         found = notes(response)
         shots = [
@@ -114,6 +117,7 @@ def test_snapshots_among_the_events(client: httpx.Client) -> None:
 
 
 def test_the_same_over_a_websocket(served: Served, client: httpx.Client) -> None:
+    assert served.becomes_idle()
     url = f"ws://127.0.0.1:{served.port}/ws/events"
     with connect(url, additional_headers=HEADERS) as socket:
         socket.send("what is this?")  # ignored

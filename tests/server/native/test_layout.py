@@ -26,6 +26,7 @@ def tagged(client: httpx.Client, tag: str) -> list[dict[str, Any]]:
 
 
 def test_a_tag_names_one_reply(client: httpx.Client, served: Served) -> None:
+    assert served.becomes_idle()
     finished = served.host.snapshot().finished
     first, again = (begin(client, tag="once", keep=True) for _ in range(2))
     assert first["id"] == again["id"]

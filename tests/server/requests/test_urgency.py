@@ -89,7 +89,7 @@ def test_a_bad_deadline_is_refused(served: Served, route: str, value: object) ->
 
 def test_a_request_of_higher_priority_does_not_wait_for_a_full_batch() -> None:
     with serving(dry(policy="priority", max_running=1, rate=100.0)) as served, served.client() as client:
-        body = {"model": MODEL, "prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as slow:
             lines = slow.iter_lines()
             next(lines)  # it runs

@@ -1,11 +1,13 @@
 """Calls that come argument by argument, as the official clients put them together."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engine.scheduling.step import Step
 from tests.lazily import lazy
 from tests.server.anthropic.test_anthropic import WEATHER as ANTHROPIC_WEATHER
 from tests.server.anthropic.test_anthropic import body
@@ -13,12 +15,12 @@ from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
 from tests.server.openai.test_responses import WEATHER as RESPONSES_WEATHER
 from tests.server.tools.test_call_formats import KOELN, NOW, TWO
 from tests.server.tools.test_tools import QWEN, WEATHER, ask
+from tests.waiting import LIMIT
 
 anthropic = lazy("anthropic")
 
 HARMONY = QWEN.replace("<tool_call>", "<|channel|>commentary to=functions.")
 EXPECTED = [(name, json.loads(arguments)) for name, arguments in (KOELN, NOW)]
-RATE = 400.0  # slow enough that a call does not come in one piece
 
 
 @pytest.fixture(scope="module", params=["qwen", "harmony"])
@@ -26,7 +28,15 @@ def calling(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A model that thinks only in Harmony, and writes a word and two calls."""
     template = HARMONY if request.param == "harmony" else QWEN
     folder = tmp_path_factory.mktemp(request.param)
-    with serving(saying(folder, TWO[request.param][0], template, rate=RATE)) as served:
+    with serving(saying(folder, TWO[request.param][0], template)) as served:
+        loop = served.state.engine._loop
+
+        def after_earlier_tokens(step: Step) -> None:
+            """So that a call does not come in one piece."""
+            if step.number % 4 == 0:
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0.005), loop).result(LIMIT)
+
+        served.runner.broken = after_earlier_tokens
         yield served
 
 
