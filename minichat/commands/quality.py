@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput(f"--{ranks[0]} has no effect on the quality of a scheme; leave it out")
         if options.adapter:
             raise BadInput("quality measures the model without adapters; leave out --adapter")
+        if options.draft:
+            raise BadInput("quality measures the model without drafts; leave out --draft")
         config = engine_config(options)
         if options.budgets is not None:
             return _budgets(options, config, text)

@@ -325,6 +325,7 @@ def test_a_table_a_plot_and_a_comparison(
         (["memory", "--sittings", "0"], "--sittings must be at least 1, got 0"),
         (["memory", "--rows", "0"], "--rows must be at least 1, got 0"),
         (["latency", "--adapter", "a=b"], "bench measures the model without adapters; leave out --adapter"),
+        (["latency", "--draft", "pocket"], "--draft has no effect with latency; it is for ablations"),
         (["throughput", "--trace", "no/such"], "--trace no/such: no such file"),
         (["throughput", "--trace", "README.md"], "README.md is not a trace in Azure's or Mooncake's form"),
         (["energy", "--price", "-1"], "--price must be above 0, got -1"),

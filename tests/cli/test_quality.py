@@ -67,6 +67,7 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
         (["--tp", "2"], "--tp has no effect on the quality of a scheme; leave it out"),
         (["--pp", "2"], "--pp has no effect on the quality of a scheme; leave it out"),
         (["--adapter", "a=b"], "quality measures the model without adapters; leave out --adapter"),
+        (["--draft", "pocket"], "quality measures the model without drafts; leave out --draft"),
         (["--quantization", "int4"], "must be given as the scheme int4"),
     ],
 )

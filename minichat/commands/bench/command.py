@@ -92,6 +92,8 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
         traced(Path(options.trace))  # another kind of file is reported before any case
     if options.adapter:
         raise BadInput("bench measures the model without adapters; leave out --adapter")
+    if options.draft and options.question != "ablations":
+        raise BadInput(f"--draft has no effect with {options.question}; it is for ablations")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     config, peers = engine_config(options), dict(_peer(each) for each in options.peer)

@@ -1,7 +1,7 @@
-"""Tries clients that are not installed: `python -m tests.server.clients --litellm PYTHON --agents PYTHON`.
+"""Tries clients that are not installed: `python -m tests.server.clients --litellm PYTHON`.
 
-PYTHON has the package. It talks to two servers: of the built-in model, and of a script that calls a tool and
-then answers.
+Others are --agents and --guidellm; PYTHON has the package. It talks to two servers: of the built-in model,
+and of a script that calls a tool and then answers.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def servers() -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     reader = argparse.ArgumentParser(prog="python -m tests.server.clients", description=__doc__)
-    for name in ("litellm", "agents"):
+    for name in ("litellm", "agents", "guidellm"):
         reader.add_argument(f"--{name}", metavar="PYTHON")
     codes = []
     with servers() as urls:

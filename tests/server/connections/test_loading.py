@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, ModelNotFound
+from engine.host.client import EngineClient
 from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
@@ -145,6 +147,23 @@ def test_a_start_that_fails_ends_the_server_with_its_error(
         fails.set_exception(EngineError("no memory"))
         with pytest.raises(EngineError, match="no memory"):
             served.result()
+
+
+@pytest.mark.parametrize(("words", "warm"), [([], True), (["--no-warm"], False)])
+def test_no_warm_starts_an_engine_that_does_not_warm_up(
+    words: list[str], warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(options: object, config: EngineConfig, *given: object) -> EngineClient:
+        raise EngineError(f"warm={config.warm}")
+
+    monkeypatch.setattr(serve, "engine", start)
+    path = tmp_path / "s.sock"
+    options = parser().parse_args(
+        ["serve", "--no-key", f"--uds={path}", "--device=cpu", "--replicas=2", *words]
+    )
+    callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(EngineError, match=f"warm={warm}"):
+        pool.submit(serve.serve, options, (), callbacks).result()
 
 
 @pytest.mark.parametrize("broken", ["early.EarlyApplication._build", "app.ServerState"])

@@ -191,6 +191,23 @@ def test_with_tools_a_reply_matches_the_schema_or_calls(tmp_path: Path) -> None:
         assert reply["finish_reason"] == "tool_calls" and not reply["message"]["content"]
 
 
+def test_json_is_compact_unless_the_request_allows_any_white_space(tmp_path: Path) -> None:
+    said = '{\n  "town": "Rome",\n  "people": 3\n}'
+    loose: list[dict[str, Any]] = [
+        {"response_format": NAMED, "disable_any_whitespace": False},
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}},
+    ]
+    compact: list[dict[str, Any]] = [
+        {"response_format": NAMED},
+        {"response_format": NAMED, "disable_any_whitespace": True},
+        {"structured_outputs": {"json": SCHEMA}},
+    ]
+    with serving(saying(tmp_path, said)) as served, served.client() as client:
+        assert {reply_text(client, CHAT, **fields) for fields in loose} == {said}
+        for fields in compact:
+            assert not re.search(r"\n|  ", text := reply_text(client, CHAT, **fields)) and matches(text)
+
+
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
