@@ -139,12 +139,16 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
 def _blocks(scheduler: Scheduler) -> BlockView:
     pool, groups = scheduler.pool, scheduler.kv.group_count
     owner = pool.owner.copy()
-    # Only the last block of a running request can be partly filled.
     filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
-    for request in scheduler.running:
-        full = request.launched // pool.block_size * groups
-        filled[request.blocks[full : full + groups]] = request.launched % pool.block_size
-        filled[request.blocks[full + groups :]] = 0
+    # Only the last block of a running request can be partly filled. Just after a fork two requests have it, and
+    # one of them may have launched a token more.
+    full = [request.launched // pool.block_size * groups for request in scheduler.running]
+    for request, end in zip(scheduler.running, full, strict=True):
+        filled[request.blocks[end:]] = 0
+    for request, end in zip(scheduler.running, full, strict=True):
+        last = request.blocks[end : end + groups]
+        filled[last] = np.maximum(filled[last], request.launched % pool.block_size)
+        filled[request.blocks[max(0, end - groups) : end]] = pool.block_size
     columns = (pool.refs, pool.used_at, pool.place // groups, pool.dropped, pool.moved)
     refs, used_at, place, left, moved = (column.copy() for column in columns)
     for column in (refs, owner, filled, used_at, place, left, moved):
