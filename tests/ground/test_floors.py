@@ -20,6 +20,7 @@ FLOORS: dict[str, int] = {
             "gguf",
             "kv",
             "grammar",
+            "interrupts",
             "main_memory",
             "scheduling",
             "speculation",
