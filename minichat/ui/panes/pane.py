@@ -46,6 +46,18 @@ class PaneHead(Widget):
         return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
 
 
+class ChatTranscript(Transcript):
+    """Loads the older messages of its chat before it goes to the first one."""
+
+    def __init__(self, glyphs: Glyphs, read_all: Callable[[], None]) -> None:
+        super().__init__(glyphs)
+        self._read_all = read_all
+
+    def action_scroll_home(self) -> None:
+        self._read_all()
+        super().action_scroll_home()
+
+
 class ChatPane(Vertical):
     """Shows a conversation. The user's actions go to the screen as messages of the transcript."""
 
@@ -70,7 +82,7 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self._below = below
-        self.head, self.transcript = PaneHead(glyphs.cut), Transcript(glyphs)
+        self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all)
         self.divergence = Static(classes="divergence")
 
     def compose(self) -> ComposeResult:
@@ -93,6 +105,9 @@ class ChatPane(Vertical):
         """Load older messages when the user reaches the top."""
         if top <= 0 and not self.transcript.following:
             self.read_older(_PAGE)
+
+    def _read_all(self) -> None:
+        self.read_older(self.conversation.chat.earlier)
 
     def read_older(self, count: int) -> None:
         if older := self.conversation.read_older(count):
