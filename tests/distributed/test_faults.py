@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput, EngineDead, EngineError
@@ -17,9 +20,11 @@ from engine.distributed.crews import started
 from engine.distributed.crews.gpu_names import gpus_of_rank
 from engine.distributed.crews.started import RankCount, StartedRanks
 from engine.distributed.identity import Gpu, identity
+from engine.distributed.member import beats
 from engine.distributed.messages import error_to_wire
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
+from engine.distributed.waiting import readable
 from engine.serving.engine import Engine
 from tests.distributed import broken_rank
 from tests.distributed.threads import ranked
@@ -107,6 +112,48 @@ def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.M
         EngineError, match=r"rank 1 has a different engine than rank 0: 0\.0 instead of \w{16}"
     ):
         engine_on(llama, tp=2)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_rank_with_another_model_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Under the same name: another setting, or weights of other bytes."""
+    other = copytree(llama, tmp_path / "other")
+    if file == "config.json":
+        settings = json.loads((other / file).read_text())
+        (other / file).write_text(json.dumps(settings | {"rms_norm_eps": 0.5}))
+    else:
+        tensors = load_file(other / file)
+        save_file({name: each.half() for name, each in tensors.items()}, other / file)
+    config = EngineConfig(model=str(llama), tp=2)
+    found = identity(config, ModelPlace("llama", other)) | {"kind of device": "cpu"}
+    monkeypatch.setattr(started, "COMMAND", other_rank({"hello": found}))
+    team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()))
+    try:
+        with pytest.raises(EngineError, match=r"rank 1 has a different model than rank 0: \w{16} instead"):
+            team.check_identities()
+    finally:
+        team.close()
+
+
+def test_the_heart_of_a_busy_rank_beats_and_that_of_a_stopped_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow work, such as compiling, is not death. It may hold Python's lock."""
+    monkeypatch.setattr(started, "COMMAND", (sys.executable, "-P", str(FOLDER / "busy_rank.py")))
+    ranks = StartedRanks(RankCount(2), ())
+    try:
+        (member,) = ranks.members
+        for _ in range(10):
+            assert readable(member.pulse.fileno(), 20.0) and beats(member.pulse)
+        os.kill(member.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, member.process.pid, os.WSTOPPED)
+        while readable(member.pulse.fileno(), 0.0):
+            beats(member.pulse)  # those that were on the way
+        assert not readable(member.pulse.fileno(), 0.1)
+    finally:
+        ranks.end()
 
 
 def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
