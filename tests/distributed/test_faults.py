@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.api.snapshot import Load
 from engine.distributed import team as team_module
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
 from engine.distributed.crews import started
@@ -25,6 +26,7 @@ from engine.distributed.messages import error_to_wire
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
 from engine.distributed.waiting import readable
+from engine.execution.load import LoadMeter
 from engine.serving.engine import Engine
 from tests.distributed import broken_rank
 from tests.distributed.threads import ranked
@@ -171,6 +173,21 @@ def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: 
             r"GPU-a \(NVIDIA H200\), GPU-b \(NVIDIA H100\) instead of GPU-b .*, GPU-a",
         ):
             team.check_identities()
+    finally:
+        team.close()
+
+
+def test_the_load_of_a_rank_is_that_of_its_own_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank finds its own first."""
+    loads = {"GPU-a": Load(0.9, 300.0, 700.0), "GPU-b": Load(0.7, 200.0, 700.0)}
+    monkeypatch.setattr(LoadMeter, "named", lambda uuid: LoadMeter(lambda: loads[uuid]))
+    monkeypatch.setattr(started, "COMMAND", other_rank())
+    gpus = [Gpu(uuid, "NVIDIA H200") for uuid in loads]
+    seen = [gpus_of_rank(rank, 0, gpus) for rank in range(2)]
+    config = EngineConfig(model=str(llama), tp=2)
+    team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()), seen)
+    try:
+        assert becomes(lambda: [each.load for each in team.views("cuda", 0)] == [*loads.values()])
     finally:
         team.close()
 
