@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -140,10 +141,7 @@ class Load(NamedTuple):
     limit: float  # power limit in watts
 
 
-def _nothing() -> np.ndarray:
-    return np.zeros(0, np.int32)
-
-
+_nothing = partial(np.zeros, 0, np.int32)
 HOST = "host"  # the tier of host memory, which a snapshot has fields of its own for
 EXCHANGE = "exchange"  # the tier of memory through which the engines of a fleet send blocks
 GPU = "gpu"  # as the way of these blocks: from GPU to GPU; the other way is HOST
@@ -261,6 +259,7 @@ class RankView:
     stage: int | None = None  # of a pipeline, from 0; None: there is none
     bubble: float = 0.0  # share of the time with steps in flight in which its stage had nothing to do
     traffic: float = 0.0  # bytes that it sends to the others per second with steps in flight
+    load: Load | None = None  # of its GPU; None: not measured
 
 
 class ReplicaView(NamedTuple):

@@ -1,14 +1,18 @@
 """What the ranks have measured of their steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from engine.api.snapshot import Load
 from engine.distributed.collective import Exchanged
+from engine.execution.load import LoadMeter
 
 _NEWEST = 0.1  # the weight of the newest step in a running mean
 
 
 class RankMeters:
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, gpus: Sequence[str] = ()) -> None:
+        """`gpus`: the UUID of each rank's, if they are on GPUs of this machine."""
+        self._loads = [LoadMeter.named(each) for each in gpus]
         # Running means: the share of the time spent in collectives, and bytes sent per second.
         self.joining, self.traffic = [0.0] * ranks, [0.0] * ranks
         self._exchanged = [Exchanged()] * ranks  # at the latest change
@@ -36,6 +40,9 @@ class RankMeters:
         self._passed += passed - _NEWEST * self._passed
         for rank, seconds in enumerate(worked):
             self._worked[rank] += seconds - _NEWEST * self._worked[rank]
+
+    def load(self, rank: int) -> Load | None:
+        return self._loads[rank].read() if self._loads else None
 
     def bubble(self, rank: int) -> float:
         """The share of the time with steps in flight in which a rank had nothing to do."""

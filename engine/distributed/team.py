@@ -117,7 +117,8 @@ class Team:
         self._gone, self._closing, self._started = threading.Event(), threading.Event(), False
         self._losing = threading.Lock()
         self._on_loss: Callable[[], None] = lambda: None
-        self.meters = RankMeters(self.ranks)
+        first = pick(config.device).index or 0
+        self.meters = RankMeters(self.ranks, [each[first].uuid for each in gpus])
         self._layers = [1] * self.ranks
         self._crew: LocalCrew | FarCrew
         if started is not None:
@@ -308,6 +309,7 @@ class Team:
                 stage_of(rank, self._config) if piped else None,
                 self.meters.bubble(rank) if piped else 0.0,
                 self.meters.traffic[rank],
+                self.meters.load(rank),
             )
             for rank, pid in enumerate(pids)
         )

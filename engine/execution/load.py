@@ -34,15 +34,21 @@ class Nvml:
         self._library = library
         self._gpu = ctypes.c_void_p()
         self._ask("nvmlInit_v2")
-        self._ask("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(self._gpu))
+        name = f"GPU-{uuid.removeprefix('GPU-')}".encode()
+        self._ask("nvmlDeviceGetHandleByUUID", name, ctypes.byref(self._gpu))
 
     @classmethod
     def of(cls, device: torch.device) -> "Nvml | None":
         """The GPU, or None if the driver cannot measure it."""
         if device.type != "cuda":
             return None
+        return cls.named(f"{torch.cuda.get_device_properties(device).uuid}")
+
+    @classmethod
+    def named(cls, uuid: str) -> "Nvml | None":
+        """`uuid`: with or without the prefix that tells GPUs from other devices."""
         try:
-            return cls(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(_LIBRARY))
+            return cls(uuid, ctypes.CDLL(_LIBRARY))
         except (OSError, AttributeError):  # no such library, or it lacks the function
             return None
 
@@ -76,9 +82,16 @@ class LoadMeter:
     @classmethod
     def of(cls, device: torch.device) -> "LoadMeter | None":
         """A meter for the device, or None if it is not a GPU. The library is loaded by the first query."""
-        if device.type != "cuda":
-            return None
-        gpu = cache(partial(Nvml.of, device))
+        return cls._asking(partial(Nvml.of, device)) if device.type == "cuda" else None
+
+    @classmethod
+    def named(cls, uuid: str) -> "LoadMeter":
+        """A meter for a GPU, which may be another process's."""
+        return cls._asking(partial(Nvml.named, uuid))
+
+    @classmethod
+    def _asking(cls, find: Callable[[], Nvml | None]) -> "LoadMeter":
+        gpu = cache(find)
 
         def look() -> Load:
             if (found := gpu()) is None:

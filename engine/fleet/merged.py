@@ -14,7 +14,6 @@ from engine.api.snapshot import (
     AdapterView,
     BlockView,
     FormTime,
-    Load,
     Quantiles,
     ReplicaView,
     RequestView,
@@ -25,6 +24,7 @@ from engine.api.snapshot import (
     Throughput,
     TierView,
 )
+from engine.serving.ranks import load_of_all
 
 
 def replica_view(
@@ -100,7 +100,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         adapters=_adapters(first, shots),
         form_times=_form_times(shots),
         experts=_experts([shot.experts for shot in shots]),
-        load=_load([shot.load for shot in shots]),
+        load=load_of_all(shot.load for shot in shots),
         warmed=min(shot.warmed for shot in ready or shots),
         replicas=tuple(views),
     )
@@ -228,12 +228,3 @@ def _form_times(shots: Sequence[Snapshot]) -> tuple[FormTime, ...]:
         FormTime(*kind, _mean((each.seconds, each.steps) for each in same), sum(each.steps for each in same))
         for kind, same in found.items()
     )
-
-
-def _load(parts: Sequence[Load | None]) -> Load | None:
-    """Devices that are busy for half of the time on average use and may use the sum of their watts."""
-    found = [each for each in parts if each is not None]
-    if not found:
-        return None
-    busy = sum(each.busy for each in found) / len(found)
-    return Load(busy, sum(each.watts for each in found), sum(each.limit for each in found))

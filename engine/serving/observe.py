@@ -24,7 +24,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.serving.meters import Meters
-from engine.serving.ranks import Ranks
+from engine.serving.ranks import Ranks, load_of_all
 
 _SHOWN_WAITING = 64  # waiting requests shown; the others are only counted
 
@@ -52,6 +52,7 @@ def snapshot(
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
     shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
+    sharing = ranks.views(info.device, memory.get("cache", 0))
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -93,7 +94,7 @@ def snapshot(
         schemes=runner.weight_schemes(),
         change=change,
         beams=beams,
-        ranks=ranks.views(info.device, memory.get("cache", 0)),
+        ranks=sharing,
         latency_target=latency_target(scheduler.policy),
         max_slowdown=scheduler.pace.factor,
         prompt_limit=scheduler.pace.limited,
@@ -101,7 +102,7 @@ def snapshot(
         speculates=limits.speculation,
         kv_scheme=scheduler.kv.kv_scheme,
         kv_schemes=runner.kv_schemes(),
-        load=None if error else runner.load(),
+        load=None if error else load_of_all(each.load for each in sharing) or runner.load(),
         split=None if error else runner.split(),
         adapters=adapters,
         experts=None if error else runner.experts(),

@@ -1,9 +1,9 @@
 """What an engine needs of the ranks that share its model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from engine.api.snapshot import RankView
+from engine.api.snapshot import Load, RankView
 
 
 class Ranks(Protocol):
@@ -37,3 +37,12 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+def load_of_all(parts: Iterable[Load | None]) -> Load | None:
+    """Devices that are busy for half of the time on average use and may use the sum of their watts."""
+    found = [each for each in parts if each is not None]
+    if not found:
+        return None
+    busy = sum(each.busy for each in found) / len(found)
+    return Load(busy, sum(each.watts for each in found), sum(each.limit for each in found))

@@ -2,26 +2,32 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.api.snapshot import Load
 from engine.distributed import team as team_module
 from engine.distributed.collective import Interrupted, SharedMemoryCollective
 from engine.distributed.crews import started
 from engine.distributed.crews.gpu_names import gpus_of_rank
 from engine.distributed.crews.started import RankCount, StartedRanks
 from engine.distributed.identity import Gpu, identity
-from engine.distributed.member import Member
+from engine.distributed.member import Member, beats
 from engine.distributed.messages import error_to_wire
 from engine.distributed.runner import RankedRunner
 from engine.distributed.team import Team
+from engine.distributed.waiting import readable
+from engine.execution.load import LoadMeter
 from engine.serving.engine import Engine
 from tests.distributed import broken_rank
 from tests.distributed.threads import ranked
@@ -111,6 +117,48 @@ def test_a_rank_of_another_version_is_refused(llama: Path, monkeypatch: pytest.M
         engine_on(llama, tp=2)
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_rank_with_another_model_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Under the same name: another setting, or weights of other bytes."""
+    other = copytree(llama, tmp_path / "other")
+    if file == "config.json":
+        settings = json.loads((other / file).read_text())
+        (other / file).write_text(json.dumps(settings | {"rms_norm_eps": 0.5}))
+    else:
+        tensors = load_file(other / file)
+        save_file({name: each.half() for name, each in tensors.items()}, other / file)
+    config = EngineConfig(model=str(llama), tp=2)
+    found = identity(config, ModelPlace("llama", other)) | {"kind of device": "cpu"}
+    monkeypatch.setattr(started, "COMMAND", other_rank({"hello": found}))
+    team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()))
+    try:
+        with pytest.raises(EngineError, match=r"rank 1 has a different model than rank 0: \w{16} instead"):
+            team.check_identities()
+    finally:
+        team.close()
+
+
+def test_the_heart_of_a_busy_rank_beats_and_that_of_a_stopped_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow work, such as compiling, is not death. It may hold Python's lock."""
+    monkeypatch.setattr(started, "COMMAND", (sys.executable, "-P", str(FOLDER / "busy_rank.py")))
+    ranks = StartedRanks(RankCount(2), ())
+    try:
+        (member,) = ranks.members
+        for _ in range(10):
+            assert readable(member.pulse.fileno(), 20.0) and beats(member.pulse)
+        os.kill(member.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, member.process.pid, os.WSTOPPED)
+        while readable(member.pulse.fileno(), 0.0):
+            beats(member.pulse)  # those that were on the way
+        assert not readable(member.pulse.fileno(), 0.1)
+    finally:
+        ranks.end()
+
+
 def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 of two is to have the second GPU under the number 0. It finds them as rank 0 does."""
     gpus = [Gpu("GPU-a", "NVIDIA H200"), Gpu("GPU-b", "NVIDIA H100")]
@@ -126,6 +174,21 @@ def test_a_rank_with_another_order_of_gpus_is_refused(llama: Path, monkeypatch: 
             r"GPU-a \(NVIDIA H200\), GPU-b \(NVIDIA H100\) instead of GPU-b .*, GPU-a",
         ):
             team.check_identities()
+    finally:
+        team.close()
+
+
+def test_the_load_of_a_rank_is_that_of_its_own_gpu(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank finds its own first."""
+    loads = {"GPU-a": Load(0.9, 300.0, 700.0), "GPU-b": Load(0.7, 200.0, 700.0)}
+    monkeypatch.setattr(LoadMeter, "named", lambda uuid: LoadMeter(lambda: loads[uuid]))
+    monkeypatch.setattr(started, "COMMAND", other_rank())
+    gpus = [Gpu(uuid, "NVIDIA H200") for uuid in loads]
+    seen = [gpus_of_rank(rank, 0, gpus) for rank in range(2)]
+    config = EngineConfig(model=str(llama), tp=2)
+    team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()), seen)
+    try:
+        assert becomes(lambda: [each.load for each in team.views("cuda", 0)] == [*loads.values()])
     finally:
         team.close()
 

@@ -14,6 +14,7 @@ from engine.models.registry import load_model
 from engine.quality.measure import compare, own_text
 from engine.quality.schemes import choices
 from engine.quant.fp8 import Fp8
+from tests.cases import soak
 from tests.quant import packers
 from tests.quant.packers import Awq, Gptq, write
 from tests.quant.perplexity import perplexity
@@ -31,6 +32,19 @@ BOUNDS = {
     "int4-128": 0.015,
     "bnb-nf4": 0.015,
     "bnb-fp4": 0.02,
+}
+# Of the whole distribution: the divergence from the unquantized model's, in nats per token.
+DIVERGENCES = {
+    "fp32": 0.0001,
+    "fp16": 0.0002,
+    "int8": 0.0005,
+    "fp8": 0.001,
+    "bnb-int8": 0.0005,
+    "int4-32": 0.01,
+    "int4": 0.005,
+    "int4-128": 0.008,
+    "bnb-nf4": 0.006,
+    "bnb-fp4": 0.006,
 }
 # The same for a model of 260 thousand parameters, which is more sensitive.
 BOUNDS_OF_A_TINY_ONE = {
@@ -69,6 +83,16 @@ def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch
     plain = perplexity_of("none", whole)
     assert 1.5 < plain < 2.5, "the model predicts the text too well or too badly for a test"
     assert perplexity_of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
+
+
+@pytest.mark.parametrize("scheme", ["int8", *soak(*(each for each in DIVERGENCES if each != "int8"))])
+def test_the_divergence_stays_within_its_bound(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if scheme.startswith("bnb"):
+        skip_without_bitsandbytes()
+    monkeypatch.setattr(Fp8, "why_not", lambda *where: None)
+    config = EngineConfig(model="pocket", device="cpu", threads=1, blocks=64)
+    _, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=700, speed=False)
+    assert 0 < packed.kl < DIVERGENCES[scheme]
 
 
 def perplexities_of_a_tiny_model(folder: Path, schemes: tuple[str, ...]) -> dict[str, float]:

@@ -226,7 +226,7 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         about = "Share of the time with steps in flight in which a stage of the pipeline had nothing to do."
         values = {str(stage): bubble for stage, bubble in enumerate(bubbles, 1)}
         page.split("gauge", "pipeline_bubble", about, "stage", values)
-    if any(each.traffic for each in shot.ranks):  # GPUs do not count it
+    if any(each.traffic for each in shot.ranks):  # a step has been measured
         about = (
             "Share of the time with steps in flight that a rank spends in sums and gathers with the others."
         )

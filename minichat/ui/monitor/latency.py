@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from engine.api.snapshot import Load, Quantiles, Snapshot, StepTimes
+from engine.api.snapshot import Quantiles, Snapshot, StepTimes
 from minichat.ui.monitor.figures import duration, size
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
@@ -43,7 +43,7 @@ class Latency(Pane):
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
             facts.append(f"prompts {shot.prompt_limit:,} a step")
-        shared, load = _bubbles(shot.bubbles) or _ranks(shot), _load(shot.load)
+        shared, load = _bubbles(shot.bubbles) or _ranks(shot), _load(shot)
         heading = self.heading(*facts, load if shared else "", right=shared or load)
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
@@ -67,9 +67,12 @@ def _measured(shot: Snapshot) -> int:
     return sum(known > 0 for known in (shot.ttft.count, shot.itl.count, shot.step_times.total))
 
 
-def _load(load: Load | None) -> str:
-    """The GPU's load, if its driver reports it."""
-    return f"GPU {load.busy:.0%}  {load.watts:.0f} of {load.limit:.0f} W" if load else ""
+def _load(shot: Snapshot) -> str:
+    """The GPU's load, or for each rank that of its own, if the driver reports it."""
+    if (load := shot.load) is None:
+        return ""
+    each = [rank.load.busy for rank in shot.ranks if rank.load is not None] or [load.busy]
+    return f"GPU {_shares(each)}  {load.watts:.0f} of {load.limit:.0f} W"
 
 
 def _quantiles(name: str, seconds: Quantiles) -> Row:

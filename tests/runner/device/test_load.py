@@ -41,6 +41,10 @@ def test_load_and_power_are_converted() -> None:
     assert Nvml("1234", FakeNvml()).look() == Load(0.87, 412.4, 700.0)
 
 
+def test_a_gpu_of_another_rank_is_named_with_or_without_its_prefix() -> None:
+    assert Nvml("GPU-1234", FakeNvml()).look() == Load(0.87, 412.4, 700.0)
+
+
 def test_energy_is_in_joules() -> None:
     assert Nvml("1234", FakeNvml()).joules() == (2**40 + 500) / 1000
 

@@ -8,6 +8,7 @@ from textual.content import Content
 from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
 from engine.fleet.fleet import NUMBERS
+from engine.serving.ranks import load_of_all
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
 from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.graphs import History, rounded_up
@@ -273,6 +274,11 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
         await pilot.resize_terminal(90, 6)
         words = "4 latency  step 8.1 ms  sends 1.5 GB/s  GPU 90%  400 of 700 W  2 ranks  joining 10% 30%"
         assert lines(latency)[0].split() == words.split(), "what fits is shown"
+        loads = Load(0.9, 300.0, 700.0), Load(0.7, 300.0, 700.0)
+        busy = tuple(replace(each, load=load) for each, load in zip(ranks, loads, strict=True))
+        latency.update_from(snapshot(64, ranks=busy, load=load_of_all(loads), at=7.5), OWNERS)
+        words = "4 latency  step 8.1 ms  GPU 90% 70%  600 of 1400 W  2 ranks  joining 10% 30%"
+        assert lines(latency)[0].split() == words.split(), "that of each rank's GPU, and the power of all"
         await pilot.resize_terminal(55, 6)
         stages = tuple(
             RankView(3 - rank, "cpu", rank, 2**20, stage=rank // 2, bubble=rank / 10) for rank in range(4)
