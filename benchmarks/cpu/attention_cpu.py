@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -73,14 +74,11 @@ def blocks(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int)
 
 def compiled(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int) -> Ways:
     """Rows of one token by torch's operations, and by the kernel in C, which takes bfloat16."""
-    attend, usual = step(heads, groups, dtype, [(1, context)] * rows)[2], torch_backend.takes
+    attend = step(heads, groups, dtype, [(1, context)] * rows)[2]
 
     def by_torch() -> Tensor:
-        torch_backend.takes = lambda layer, q: False
-        try:
+        with patch.object(torch_backend, "takes", lambda layer, q: False):
             return attend()
-        finally:
-            torch_backend.takes = usual
 
     return {"torch's operations": by_torch, "compiled": attend}
 

@@ -141,8 +141,8 @@ def _blocks(scheduler: Scheduler) -> BlockView:
     pool, groups = scheduler.pool, scheduler.kv.group_count
     owner = pool.owner.copy()
     filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
-    # Only the last block of a running request can be partly filled. Just after a fork two requests have it, and
-    # one of them may have launched a token more.
+    # Only the last block of a running request can be partly filled. Just after a fork two requests have it,
+    # and one of them may have launched a token more.
     full = [request.launched // pool.block_size * groups for request in scheduler.running]
     for request, end in zip(scheduler.running, full, strict=True):
         filled[request.blocks[end:]] = 0
