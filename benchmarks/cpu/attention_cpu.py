@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import Rows, batch_of
 from engine.api.cache_spec import LayerSpec
-from engine.attention import torch_backend
 from engine.attention.base import KVLayer
 from engine.attention.torch_backend import TorchAttention, score, weigh
+from engine.kernels.cpu.compiled import attention
 from minichat.bench.harness import Bench, note_all, rounds
 
 DIM, BLOCK = 64, 16
@@ -73,14 +73,14 @@ def blocks(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int)
 
 def compiled(heads: int, groups: int, dtype: torch.dtype, context: int, rows: int) -> Ways:
     """Rows of one token by torch's operations, and by the kernel in C, which takes bfloat16."""
-    attend, usual = step(heads, groups, dtype, [(1, context)] * rows)[2], torch_backend.takes
+    attend, usual = step(heads, groups, dtype, [(1, context)] * rows)[2], attention.takes
 
     def by_torch() -> Tensor:
-        torch_backend.takes = lambda layer, q: False
+        attention.takes = lambda layer, q: False
         try:
             return attend()
         finally:
-            torch_backend.takes = usual
+            attention.takes = usual
 
     return {"torch's operations": by_torch, "compiled": attend}
 
