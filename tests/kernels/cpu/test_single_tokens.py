@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.api.cache_spec import LayerSpec
-from engine.attention import torch_backend
 from engine.attention.torch_backend import TorchAttention
 from engine.kernels.cpu.compiled import attention, build
 from tests.attention import oracle
@@ -78,7 +77,7 @@ def test_it_writes_as_torch_does_and_leaves_prompts_to_it(monkeypatch: pytest.Mo
     backend = TorchAttention()
     found, plain = [], []
     for each, takes in ((found, attention.takes), (plain, lambda layer, q: False)):
-        monkeypatch.setattr(torch_backend, "takes", takes)
+        monkeypatch.setattr(attention, "takes", takes)
         own = case.copy()
         out = backend.attend(own.q, own.k, own.v, own.layer, backend.prepare(own.batch))
         each += [out, own.layer.keys.nan_to_num(7.0), own.layer.values.nan_to_num(7.0)]
