@@ -156,18 +156,17 @@ def test_each_rank_holds_half_of_the_model(two: Engine, drafted: Path) -> None:
 
 
 def test_a_rank_that_dies_ends_an_idle_engine(llama: Path) -> None:
-    died = list[Died]()
-    with ranked(llama) as engine:
-        engine.bus.subscribe(lambda event: died.append(event) if isinstance(event, Died) else None)
-        host = EngineThread(engine)
-        try:
-            os.kill(engine.snapshot().ranks[1].pid, signal.SIGKILL)
-            assert becomes(lambda: died)
-            assert "rank 1 was killed by SIGKILL" in died[0].error
-            with pytest.raises(EngineDead, match="killed by SIGKILL"):
-                engine.submit(PROMPT, GREEDY, Output())
-        finally:
-            host.close()
+    died, engine = list[Died](), engine_on(llama, tp=2)
+    engine.bus.subscribe(lambda event: died.append(event) if isinstance(event, Died) else None)
+    host = EngineThread(engine)
+    try:
+        os.kill(engine.snapshot().ranks[1].pid, signal.SIGKILL)
+        assert becomes(lambda: died)
+        assert "rank 1 was killed by SIGKILL" in died[0].error
+        with pytest.raises(EngineDead, match="killed by SIGKILL"):
+            engine.submit(PROMPT, GREEDY, Output())
+    finally:
+        host.close()
 
 
 def test_all_ranks_capture_the_same_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
