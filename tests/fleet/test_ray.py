@@ -28,7 +28,6 @@ from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
-from tests.cases import soak
 from tests.cli.conftest import Run, run
 from tests.fleet.running import end_whole, two_replies
 from tests.runner.conftest import checkpoint, llama
@@ -229,18 +228,15 @@ def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) ->
         EngineProcess(config, tmp_path / "engine.log", launch=cluster.launcher(config))
 
 
-@pytest.mark.parametrize("whole", [False, *soak(True)], ids=["short", "whole"])
 def test_two_replicas(
-    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One test, so that Ray starts once. Of the short one, other tests have the rest without Ray."""
+    """One test, so that Ray starts once."""
     prompts_go_to_their_blocks(fleet)
-    if whole:
-        as_much_is_found_as_in_one_big_cache(fleet)
-        a_killed_engine_ends_its_own_streams_and_returns(fleet)
+    as_much_is_found_as_in_one_big_cache(fleet)
+    a_killed_engine_ends_its_own_streams_and_returns(fleet)
     an_engine_ends_with_its_actor(fleet)
-    if whole:
-        a_drained_replica_gets_a_new_actor(fleet)
+    a_drained_replica_gets_a_new_actor(fleet)
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
     it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
 
