@@ -87,7 +87,7 @@ class ServerState:
         """Raise if a field has a token outside the model's vocabulary."""
         shot = await self.engine.snapshot()
         for name, tokens in fields.items():
-            if problem := outside_vocab(shot.model, shot.vocab, tokens):
+            if problem := outside_vocab(shot.vocab, tokens):
                 raise BadParams(name, problem)
 
     def run(

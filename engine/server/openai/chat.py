@@ -17,7 +17,7 @@ from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
 from engine.server.openai.cutting import cut_prompts
-from engine.server.openai.errors import OpenAIRoute
+from engine.server.openai.errors import ChatRoute
 from engine.server.openai.messages import chat_options, continued_text
 from engine.server.openai.prompt_logprobs import PromptReader
 from engine.server.openai.responses import FINISH, answer, ended, read_request, shown_pieces, stop_reason
@@ -32,7 +32,7 @@ from engine.server.tool_calls.events import CallArguments, CallBegin
 from engine.server.tool_calls.formats import reply_reader
 from engine.text.reasoning import Thoughts
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter(route_class=ChatRoute)
 
 
 @router.post(
