@@ -9,7 +9,7 @@ from engine.server.anthropic.schema import CountRequest, Tool
 from engine.server.http.errors import ApiError, quoted
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.state import ServerState
-from engine.server.tool_definitions import call_rules, check_tools
+from engine.server.tool_definitions import call_rules, check_schema, check_tools
 from engine.text.tokenizer import checked_text
 
 _FORMS = {
@@ -51,8 +51,7 @@ def rules_of(body: CountRequest, prompt: ChatPrompt, state: ServerState) -> Tool
 
 
 def _definition(tool: Tool, place: str) -> dict[str, Any]:
-    if tool.input_schema.get("type", "object") != "object":
-        raise _bad(f"{place}.input_schema", "must be a JSON schema of type object")
+    check_schema(tool.input_schema, f"{place}.input_schema")
     function = {"name": tool.name, "parameters": tool.input_schema}
     function |= {"description": tool.description} if tool.description is not None else {}
     return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}

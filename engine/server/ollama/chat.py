@@ -122,7 +122,9 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )
     adapter = await adapter_named(state, body.model)
-    run = state.run(key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter).begin()
+    run = state.run(
+        key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter, calls=calls
+    ).begin()
     if body.stream is False:
         return await gathered(request, run, reply.whole)
     return await streamed(request, run, reply.lines, LineStream)

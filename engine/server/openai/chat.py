@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -131,7 +132,8 @@ def _requested_grammar(
     text = body.grammar()
     must = calls is not None and calls.must  # then the format has no effect
     place = "tool_choice" if must else text.place if text else "tools"
-    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=thinking))
+    make = partial(reply_grammar, text and text.grammar, calls, thinking=thinking)
+    return RequestedGrammar.of(place, make, calls)
 
 
 class _ChatForm:
