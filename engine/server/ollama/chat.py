@@ -91,6 +91,9 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return a message with OpenAI's names, which templates expect."""
     if message.get("images"):
         raise ApiError(400, f"{place}.images is not supported: this engine reads only text", param=place)
+    for name in ("thinking", "tool_name"):
+        if message.get(name) is not None:
+            checked_text(message[name], f"{place}.{name}", field=f"{place}.{name}")
     ours = {"content": "", "reasoning_content": message.get("thinking"), "name": message.get("tool_name")}
     return ours | {name: value for name, value in message.items() if value is not None}
 
