@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.gpu.gpu_attention import Rows, batch_of
 from engine.api.cache_spec import LayerSpec
-from engine.attention import torch_backend
 from engine.attention.base import KVLayer
 from engine.attention.torch_backend import TorchAttention, score, weigh
+from engine.kernels.cpu.compiled import attention
 from minichat.bench.harness import Bench, note_all, rounds
 
 DIM, BLOCK = 64, 16
@@ -77,7 +77,7 @@ def compiled(heads: int, groups: int, dtype: torch.dtype, context: int, rows: in
     attend = step(heads, groups, dtype, [(1, context)] * rows)[2]
 
     def by_torch() -> Tensor:
-        with patch.object(torch_backend, "takes", lambda layer, q: False):
+        with patch.object(attention, "takes", lambda layer, q: False):
             return attend()
 
     return {"torch's operations": by_torch, "compiled": attend}

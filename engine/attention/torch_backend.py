@@ -14,7 +14,7 @@ from engine.attention.base import Batch, KVLayer, LatentProjections
 from engine.attention.cells import AttentionRow, CacheCells, parts_of
 from engine.attention.channels import ChannelCells
 from engine.attention.registry import register
-from engine.kernels.cpu.compiled.attention import SingleTokens, takes
+from engine.kernels.cpu.compiled import attention as compiled
 
 TILES = (8, 64)  # minimum and maximum number of queries per product
 SCORES = 2**21  # the scores of a tile should stay in the CPU cache until they are used
@@ -30,8 +30,8 @@ class TorchMetadata:
 
     def __init__(self, batch: Batch) -> None:
         self.places, self._batch = batch.places, batch
-        where = batch.places, batch.host_tables, batch.host_contexts
-        self.single = SingleTokens(*where, batch.single, batch.block_size) if batch.places.is_cpu else None
+        where = batch.places, batch.host_tables, batch.host_contexts, batch.single, batch.block_size
+        self.single = compiled.SingleTokens(*where) if batch.places.is_cpu else None
 
     @cached_property
     def rows(self) -> list[AttentionRow]:
@@ -82,7 +82,7 @@ class TorchAttention:
         return keys, values
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
-        if (single := metadata.single) is None or not takes(layer, q):
+        if (single := metadata.single) is None or not compiled.takes(layer, q):
             cells = self.write_cells(k, v, layer, metadata)
             return _attend_rows(metadata.rows, q, *cells, layer).to(q.dtype)
         found = single.attend(q, k, v, layer)

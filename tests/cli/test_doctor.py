@@ -63,7 +63,7 @@ def test_it_prints_json(run: Run) -> None:
         assert found["packages"]["bitsandbytes"]
         assert found["quantization"]["cpu"]["bnb-nf4"] is None
     assert "on a CPU" in found["kernels"]["int8"] and "rounded" in found["kernels"]["fp8"]
-    assert found["compiled"].keys() == {"none", "int8", "int4"}
+    assert found["compiled"].keys() == {"none", "int8", "int4", "attention", "norms"}
     assert found["kv"]["cpu"]["int8"] == ["torch"]
     assert min(found["tiers"]["host, cpu"].values()) > 0 < min(found["tiers"]["disk"].values())
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])

@@ -125,13 +125,16 @@ def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
     assert first.traffic > 0 and last.traffic == 0, "tokens are sent with the steps"
 
 
-def test_a_stage_that_dies_ends_the_requests(staged: Engine) -> None:
-    """The last test of this engine."""
-    ask(staged, PROMPT, GREEDY.changed(max_tokens=50))
-    turn(staged)
-    os.kill(staged.snapshot().ranks[1].pid, signal.SIGKILL)
-    with pytest.raises(EngineDead, match="rank 1 was killed by SIGKILL"):
-        drain(staged)
+def test_a_stage_that_dies_ends_the_requests(llama: Path) -> None:
+    engine = engine_on(llama, pp=2, depth=1)
+    try:
+        ask(engine, PROMPT, GREEDY.changed(max_tokens=50))
+        turn(engine)
+        os.kill(engine.snapshot().ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="rank 1 was killed by SIGKILL"):
+            drain(engine)
+    finally:
+        engine.close()
 
 
 def test_a_stage_that_hangs_ends_the_requests(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

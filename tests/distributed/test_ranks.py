@@ -155,17 +155,16 @@ def test_each_rank_holds_half_of_the_model(two: Engine, drafted: Path) -> None:
     assert [len(each.keys) for each in half.layers] == [len(each.keys) for each in whole.layers]
 
 
-def test_a_rank_that_dies_ends_an_idle_engine(two: Engine) -> None:
-    """The last test of this engine."""
-    died = list[Died]()
-    two.bus.subscribe(lambda event: died.append(event) if isinstance(event, Died) else None)
-    host = EngineThread(two)
+def test_a_rank_that_dies_ends_an_idle_engine(llama: Path) -> None:
+    died, engine = list[Died](), engine_on(llama, tp=2)
+    engine.bus.subscribe(lambda event: died.append(event) if isinstance(event, Died) else None)
+    host = EngineThread(engine)
     try:
-        os.kill(two.snapshot().ranks[1].pid, signal.SIGKILL)
+        os.kill(engine.snapshot().ranks[1].pid, signal.SIGKILL)
         assert becomes(lambda: died)
         assert "rank 1 was killed by SIGKILL" in died[0].error
         with pytest.raises(EngineDead, match="killed by SIGKILL"):
-            two.submit(PROMPT, GREEDY, Output())
+            engine.submit(PROMPT, GREEDY, Output())
     finally:
         host.close()
 

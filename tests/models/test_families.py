@@ -9,7 +9,8 @@ import torch
 
 from engine.api.config import DTypeName, ModelPlace
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Norm
+from engine.models.decoder import Decoder
+from engine.models.layers.norm import Norm
 from engine.models.registry import load_model
 from tests.cases import soak
 from tests.models.families import (

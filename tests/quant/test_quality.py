@@ -85,13 +85,17 @@ def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch
     assert perplexity_of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
 
 
-@pytest.mark.parametrize("scheme", ["int8", *soak(*(each for each in DIVERGENCES if each != "int8"))])
-def test_the_divergence_stays_within_its_bound(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "tokens"), [("int8", 150), ("int4", 150), *soak(*((each, 700) for each in DIVERGENCES))]
+)
+def test_the_divergence_stays_within_its_bound(
+    scheme: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if scheme.startswith("bnb"):
         skip_without_bitsandbytes()
     monkeypatch.setattr(Fp8, "why_not", lambda *where: None)
     config = EngineConfig(model="pocket", device="cpu", threads=1, blocks=64)
-    _, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=700, speed=False)
+    _, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=tokens, speed=False)
     assert 0 < packed.kl < DIVERGENCES[scheme]
 
 

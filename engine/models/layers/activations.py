@@ -52,7 +52,7 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gated(activate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """activate(gate) * up of [rows, gates and then as many others]."""
+    """activate(gate) * up of [..., gates and then as many others]."""
     if activate is silu and rows.takes(x):
         return rows.gated(x)
     gate, up = x.chunk(2, dim=-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import DecoderConfig, ExpertsSpec
-from engine.models.layers.activations import ACTIVATE, sigmoid
+from engine.models.layers.activations import ACTIVATE, gated, sigmoid
 from engine.models.layers.build import Build
 from engine.models.layers.part import Part, SourceTensor
 from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE, Sharding, segments
@@ -135,8 +135,7 @@ class MoE(Part):
         return weights, experts
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.activate(gate).mul_(up)
+        return gated(self.activate, gate_up)
 
 
 class SharedMoE(MoE):

@@ -2,6 +2,7 @@
 
 import ctypes
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -52,10 +53,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated(x: Tensor) -> Tensor:
-    """silu(gate) * up of [rows, gates and then as many others]."""
-    x, (rows, both) = x.contiguous(), x.shape
-    out = x.new_empty(rows, both // 2)
-    _kernels().gated(x.data_ptr(), rows, both // 2, out.data_ptr(), torch.get_num_threads())
+    """silu(gate) * up of [..., gates and then as many others]."""
+    x, (*rows, both) = x.contiguous(), x.shape
+    out = x.new_empty(*rows, both // 2)
+    where = x.data_ptr(), prod(rows), both // 2, out.data_ptr()
+    _kernels().gated(*where, torch.get_num_threads())
     return out
 
 
