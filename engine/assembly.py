@@ -46,6 +46,7 @@ from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
 from engine.kv.tiers.disk import DiskTier
+from engine.kv.tiers.disk_index import reason_of
 from engine.kv.tiers.host import HostTier
 from engine.kv.tiers.shared import SharedTier
 from engine.kv.tiers.tier import Tier
@@ -310,8 +311,7 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
         )
         yield SharedTier(tier, rank) if rank else tier
     except (OSError, sqlite3.Error) as error:
-        why = getattr(error, "strerror", "") or error
-        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {why}") from error
+        raise BadInput(f"kv_disk: {folder} cannot hold blocks: {reason_of(error, folder)}") from error
 
 
 def _placeholder_tokenizer(model: LanguageModel) -> Tokenizer:

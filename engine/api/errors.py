@@ -123,12 +123,12 @@ def place(error: Exception) -> str:
     return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"
 
 
-def outside_vocab(model: str, vocab: int, tokens: Collection[int]) -> str:
+def outside_vocab(vocab: int, tokens: Collection[int]) -> str:
     """A message about the first token outside a model's vocabulary, or ""."""
     if not tokens or (min(tokens) >= 0 and max(tokens) < vocab):
         return ""
     token = next(token for token in tokens if not 0 <= token < vocab)
-    return f"token id {token} is out of range: {model} has tokens 0 to {vocab - 1}"
+    return f"token id {token} is out of range: this model has tokens 0 to {vocab - 1}"
 
 
 def _shortened(value: object) -> object:

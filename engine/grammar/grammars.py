@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import GrammarState, Request
-from engine.grammar.matcher import GrammarMatcher, reason
+from engine.grammar.matcher import GrammarMatcher
 from engine.grammar.source import source, unusable
 from engine.grammar.token_rules import RuledState, TokenRules
 from engine.grammar.vocabulary import readable
@@ -127,7 +127,7 @@ class Grammars:
     def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> GrammarMatcher:
         matcher = LLMatcher(vocabulary, source(grammar), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise unusable(grammar, reason(matcher.get_error()))
+            raise unusable(grammar, matcher.get_error())
         guide = GrammarMatcher(matcher, self._vocab)
         if guide.error:
             raise BadParams("grammar", f"no text matches it: {guide.error}")

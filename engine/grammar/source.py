@@ -1,6 +1,7 @@
 """Grammars in llguidance's form. Invalid ones are rejected here, with the reason."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,13 +13,14 @@ from engine.api.errors import BadParams
 from engine.api.params import Grammar
 from engine.grammar.matcher import reason
 
-BAD_LARK = "invalid Lark grammar"
+BAD_LARK, BAD_SCHEMA = "invalid Lark grammar", "is not a usable JSON schema"
 _UNUSABLE = {
-    "json": "is not a usable JSON schema",
+    "json": BAD_SCHEMA,
     "regex": "invalid regex",
     "choice": "invalid choices",
     "lark": BAD_LARK,
 }
+_IN_LARK = "failed to compile JSON schema: "  # of a schema in a rule
 _GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # a rule of llama.cpp's form
 MAX_NESTING = 64
 MAX_CHOICES = 4096
@@ -31,8 +33,12 @@ _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_sep
 _LOOSE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 
 
-def unusable(grammar: Grammar, why: str) -> BadParams:
-    return BadParams("grammar", f"{_UNUSABLE[grammar.kind]}: {why}")
+def unusable(grammar: Grammar, wrong: str) -> BadParams:
+    """Return the error for what llguidance said. Its value: the bad line of a Lark grammar, if known."""
+    why, line = reason(wrong), re.match(r"at (\d+)\(", wrong)
+    of_schema = why.startswith(_IN_LARK)
+    what = BAD_SCHEMA if of_schema else _UNUSABLE[grammar.kind]
+    return BadParams("grammar", f"{what}: {why.removeprefix(_IN_LARK)}", int(line[1]) if line else None)
 
 
 def source(grammar: Grammar) -> str:
@@ -45,7 +51,7 @@ def source(grammar: Grammar) -> str:
 def check(grammar: Grammar) -> None:
     """Raise BadParams if the grammar is invalid, before it meets a model."""
     if wrong := LLMatcher.validate_grammar(source(grammar)):
-        raise unusable(grammar, reason(wrong))
+        raise unusable(grammar, wrong)
 
 
 def _source(grammar: Grammar) -> str:
@@ -107,11 +113,15 @@ def _schema(text: str) -> str:
         raise BadParams("grammar", f"a JSON schema must be an object, true or false, not {text:.60}")
     if schema is False:
         raise BadParams("grammar", "the JSON schema false allows no value")
-    for key, number in _whole_numbers(schema):
+    if key := too_large(schema):
+        raise BadParams("grammar", f"{BAD_SCHEMA}: {key:.40} is a number that is too large")
+    for key, number in _numbers(schema):
+        if isinstance(number, float):
+            continue
         above = number >= MOST and key in ("maximum", "exclusiveMaximum")  # no bound: values stay below it
         if not above and not _exact(number):
             why = f"{key:.40} is {number!s:.40}, which cannot be represented exactly"
-            raise BadParams("grammar", f"{_UNUSABLE['json']}: {why}")
+            raise BadParams("grammar", f"{BAD_SCHEMA}: {why}")
     return text if isinstance(schema, dict) else "{}"
 
 
@@ -150,15 +160,21 @@ def _parsed(text: str, what: str) -> Any:
     return value
 
 
-def _whole_numbers(value: Any, key: str = "the schema") -> Iterator[tuple[str, int]]:
-    """Yield the integers in a JSON value, each with its key."""
+def too_large(schema: Any) -> str:
+    """Return the key of a number like 1e400, which Python reads as infinity, or "" if there is none."""
+    infinite = (key for key, number in _numbers(schema) if isinstance(number, float) and math.isinf(number))
+    return next(infinite, "")
+
+
+def _numbers(value: Any, key: str = "the schema") -> Iterator[tuple[str, Any]]:
+    """Yield the numbers in a JSON value, each with its key."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _whole_numbers(inner, name)
+            yield from _numbers(inner, name)
     elif isinstance(value, list):
         for inner in value:
-            yield from _whole_numbers(inner, key)
-    elif isinstance(value, int):
+            yield from _numbers(inner, key)
+    elif isinstance(value, int | float):
         yield key, value
 
 

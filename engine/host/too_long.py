@@ -31,8 +31,9 @@ def refuse_too_long(prompt: Prompt, chat: ChatFormat, snapshot: Callable[[], Sna
         found += len(chat.tokenizer.encode(piece))
         if found > most:
             raise RequestTooLong(
-                f"more than {most:,} tokens; {shot.model} takes {shot.max_context - 1:,}. "
-                f"Shorten the prompt or {MORE_CONTEXT[shot.context_bound]}"
+                f"more than {most:,} tokens; this model takes {shot.max_context - 1:,}. "
+                f"Shorten the prompt or {MORE_CONTEXT[shot.context_bound]}",
+                field="prompt",
             )
 
 

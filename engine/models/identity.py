@@ -90,8 +90,8 @@ def _remember(memo: Path, hashes: dict[str, str]) -> None:
         own.touch(mode=0o600)
         own.write_text(json.dumps(newest))
         own.replace(memo)
-    except OSError as error:
-        log.warning("the hashes of the model's files are not remembered: %s", error)
+    except OSError as error:  # the disk tier has the same folder, and says so
+        log.info("the hashes of the model's files are not remembered: %s", error)
 
 
 def model_identity(files: bytes, model: LanguageModel, *settings: object) -> bytes:

@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Self
 
+from engine.api.errors import BadParams
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
@@ -14,6 +15,7 @@ from engine.host.stream import Stream
 from engine.server.async_engine import AsyncEngine
 from engine.server.http.limits import Ticket
 from engine.server.native.metrics import Metrics
+from engine.server.reply_grammar import ToolCallRules, blamed
 from engine.server.urgency import USUAL, Urgency
 from engine.server.waiters import Waiters
 
@@ -64,6 +66,7 @@ class Generation:
     reply_prefix: Sequence[int] = ()  # tokens that each reply starts with
     parent: int | None = None  # a running request to fork, in place of a prompt
     adapter: str = ""  # the name of a loaded one
+    calls: ToolCallRules | None = None  # in the grammar of the replies
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
@@ -107,6 +110,9 @@ class Generation:
                 await self._accept(0)
             else:
                 await self._accept_all()
+        except BadParams as error:
+            self.close()
+            raise blamed(error, self.params.grammar, self.calls) from None
         except BaseException:
             self.close()
             raise

@@ -1,12 +1,14 @@
 """One Lark grammar for a reply that combines tool calls, a <think> section and a requested format."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.api.errors import BadParams
 from engine.api.params import Grammar
-from engine.grammar.source import lark_of
+from engine.grammar.source import BAD_LARK, BAD_SCHEMA, lark_of
 from engine.server.tool_calls.formats import FORMATS, Style
-from engine.server.tool_calls.rules import ANYTHING, Function, block_rules
+from engine.server.tool_calls.rules import ANYTHING, Function, bad_schema, block_rules
 from engine.text import reasoning
 
 
@@ -45,6 +47,21 @@ def reply_grammar(text: Grammar | None, calls: ToolCallRules | None, *, thinking
     else:
         rules += ["start: body"]
     return Grammar("lark", "\n".join(["%llguidance {}", *rules]))
+
+
+def blamed(error: BadParams, grammar: Grammar | None, calls: ToolCallRules | None) -> BadParams:
+    """Return the error for a reply's grammar, under the field that it comes from. Clients do not write the
+    rules of calls, so an error in a line with those of a function names that one.
+    """
+    if error.field != "grammar" or grammar is None or calls is None:
+        return error
+    rules, problem = grammar.text.split("\n"), error.problem
+    line = error.value if isinstance(error.value, int) else 0
+    if found := re.match(r"function_(\d+)", rules[line - 1]):
+        return bad_schema(calls.functions[int(found[1])], problem.removeprefix(f"{BAD_SCHEMA}: "))
+    if any(rule.startswith("text: ") for rule in rules):
+        return error
+    return BadParams("tools", problem.removeprefix(f"{BAD_LARK}: "))
 
 
 def _regex(literal: str) -> str:

@@ -62,13 +62,17 @@ def parsed(kind: type[M], value: Any) -> M:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
         same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
-        worst = max(same, key=lambda each: _nearness(each["type"], each["loc"]))
+        worst = max(same, key=_nearness)
         raise _refusal(kind, worst["type"], worst["loc"], _message(worst, same), worst["input"]) from None
 
 
-def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list[int]]:
+def _nearness(error: Any) -> tuple[bool, int, list[int]]:
     """A sort key for a union's errors: the best match has the right type and fails deepest."""
-    return not problem.endswith("_type"), len(loc), [step for step in loc if isinstance(step, int)]
+    problem, loc = error["type"], error["loc"]
+    wrong_type = problem.endswith("_type") or (
+        problem == "literal_error" and isinstance(error["input"], dict)
+    )
+    return not wrong_type, len(loc), [step for step in loc if isinstance(step, int)]
 
 
 def _message(worst: Any, found: Sequence[Any]) -> str:
@@ -98,6 +102,8 @@ def _refusal(
         )
     if problem == "missing":
         return ApiError(400, f"{place} is missing", param=place)
+    if problem == "model_type":
+        message = "Input should be an object"  # pydantic names the class
     problem = f"{place}: {message[0].lower()}{message[1:]}"
     if isinstance(value, str | int | float | None):
         problem += f", got {quoted(value)}"

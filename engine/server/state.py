@@ -25,6 +25,7 @@ from engine.server.http.limits import ConcurrencyLimiter
 from engine.server.native.event_history import EventHistory
 from engine.server.native.metrics import Metrics
 from engine.server.native.replies import ReplyStore
+from engine.server.reply_grammar import ToolCallRules
 from engine.server.tool_calls.formats import style as call_style
 from engine.server.urgency import USUAL, Urgency
 from engine.text.reasoning import OPEN
@@ -87,7 +88,7 @@ class ServerState:
         """Raise if a field has a token outside the model's vocabulary."""
         shot = await self.engine.snapshot()
         for name, tokens in fields.items():
-            if problem := outside_vocab(shot.model, shot.vocab, tokens):
+            if problem := outside_vocab(shot.vocab, tokens):
                 raise BadParams(name, problem)
 
     def run(
@@ -101,6 +102,7 @@ class ServerState:
         reply_prefix: Sequence[int] = (),
         parent: int | None = None,
         adapter: str = "",
+        calls: ToolCallRules | None = None,
     ) -> Generation:
         """Reserve places in the concurrency limit and return a generation, not yet started.
 
@@ -129,6 +131,7 @@ class ServerState:
             reply_prefix=reply_prefix,
             parent=parent,
             adapter=adapter,
+            calls=calls,
         )
 
     async def prepare(self) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar.source import too_large
 from engine.server.http.errors import ApiError
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.tool_calls.formats import Style
@@ -40,11 +41,11 @@ def call_rules(
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
     """Return the functions that checked tools define."""
-    return [_function(tool["function"]) for tool in tools]
+    return [_function(tool["function"], f"tools[{n}]") for n, tool in enumerate(tools)]
 
 
-def _function(given: dict[str, Any]) -> Function:
-    return Function(given["name"], given.get("parameters") or {}, bool(given.get("strict")))
+def _function(given: dict[str, Any], place: str) -> Function:
+    return Function(given["name"], given.get("parameters") or {}, bool(given.get("strict")), place)
 
 
 def _check(tool: dict[str, Any], place: str) -> None:
@@ -62,13 +63,26 @@ def check_function(function: Mapping[str, Any], place: str) -> None:
     """Check the members of a function other than its name. An error names the one in `place`."""
     if unknown := sorted(function.keys() - _KNOWN):
         raise bad_tool(f"{place}.{unknown[0][:80]}", "is not a known field")
-    parameters = function.get("parameters")
-    if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
-        raise bad_tool(f"{place}.parameters", "must be a JSON schema of type object")
+    check_schema(function.get("parameters"), f"{place}.parameters")
     if not isinstance(function.get("strict"), bool | None):
         raise bad_tool(f"{place}.strict", "must be true or false")
     if not isinstance(function.get("description"), str | None):
         raise bad_tool(f"{place}.description", "must be a string")
+
+
+def check_schema(schema: Any, place: str) -> None:
+    """Check what templates and the rules of calls read of a function's parameters."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise bad_tool(place, "must be a JSON schema of type object")
+    if not isinstance(schema.get("properties"), dict | None):
+        raise bad_tool(f"{place}.properties", "must be an object")
+    required = schema.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        raise bad_tool(f"{place}.required", "must be a list of names")
+    if key := too_large(schema):
+        raise bad_tool(place, f"has a number that is too large: {key:.40}")
 
 
 def bad_tool(place: str, problem: str) -> ApiError:

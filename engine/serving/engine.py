@@ -92,7 +92,7 @@ class Engine:
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
         check_order(priority, deadline)
-        max_len, now = self.limits.max_len(self.info.model, len(prompt), params), self.clock()
+        max_len, now = self.limits.max_len(len(prompt), params), self.clock()
         self.limits.check_queue(len(self.scheduler.waiting))
         request = Request(
             id=self._number(),
@@ -127,7 +127,7 @@ class Engine:
         requested = self.outputs.requested_params(source)
         params = params or requested.changed(n=1, best_of=None, prompt_logprobs=None, pooling="")
         self._check(params)
-        max_len = self.limits.max_len(self.info.model, source.prompt_len, params)
+        max_len = self.limits.max_len(source.prompt_len, params)
         child = forks.child_of(source, self._number(), params, self._seed(params), max_len, self.clock())
         child.chat = source.chat if chat is None else chat
         check_room(f"request {parent}", len(child.tokens), "fork", max_len)
@@ -148,7 +148,7 @@ class Engine:
         params = self.outputs.requested_params(source).changed(**changes)
         self.outputs.check(id, params)
         self._check(params)
-        max_len = self.limits.max_len(self.info.model, source.prompt_len, params)
+        max_len = self.limits.max_len(source.prompt_len, params)
         self.bus.emit(events.Updated(self.scheduler.step, self.clock(), id, tuple(changes)))
         self.outputs.retune(id, params, max_len, seed="seed" in changes)
 
@@ -387,12 +387,12 @@ class Engine:
         return self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64
 
     def _check(self, params: SamplingParams, prompt: Sequence[int] = (), prefix: Sequence[int] = ()) -> None:
-        self.limits.check(self.info.model, len(self.scheduler.tables.grid), params, prompt, prefix)
+        self.limits.check(len(self.scheduler.tables.grid), params, prompt, prefix)
         if params.guided:
             self.check_guided(params)
 
     def check_guided(self, params: SamplingParams) -> None:
         """Compile what constrains a reply, from any thread. It takes a while, so not on the engine's."""
         if self.grammars is None:
-            raise BadParams(params.guided, f"is not available: {self.info.model} has no tokenizer")
+            raise BadParams(params.guided, "is not available: this model has no tokenizer")
         self.grammars.prepare(params)

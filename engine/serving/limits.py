@@ -39,7 +39,6 @@ class Limits:
 
     def check(
         self,
-        model: str,
         rows: int,
         params: SamplingParams,
         prompt: Sequence[int] = (),
@@ -47,7 +46,7 @@ class Limits:
     ) -> None:
         """Raise if a token is outside the model's vocabulary or the search can never fit."""
         if (kind := params.speculate) and kind not in self.speculation:
-            why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
+            why = WINDOWED if kind == "draft" and self.windowed else f"this model {LACKS[kind]}"
             raise BadParams("speculate", f"{kind} is not available: {why}")
         named: dict[str, Collection[int]] = {"prompt": prompt, "said": reply_prefix}
         named["stop_ids"] = params.stop_ids
@@ -55,29 +54,30 @@ class Limits:
         named["allowed_token_ids"] = params.allowed_token_ids or ()
         named["logprob_token_ids"] = params.logprob_token_ids
         for field, ids in named.items():
-            if problem := outside_vocab(model, self.vocab, ids):
+            if problem := outside_vocab(self.vocab, ids):
                 raise BadParams(field, problem)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
             raise BadParams("stop_ids", f"min_tokens is {params.min_tokens}, but every token ends the reply")
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} beams need as many rows; this engine runs {rows}")
 
-    def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
+    def max_len(self, prompt: int, params: SamplingParams) -> int:
         """The maximum token count of a request with this prompt. Raises if it can never fit."""
         context = self.context
         if not prompt:
             raise BadInput("the prompt is empty, and the model has no start token")
         if prompt >= context:
             raise RequestTooLong(
-                f"{prompt:,} tokens; {model} takes {context - 1:,}. "
-                f"Shorten the prompt or {MORE_CONTEXT[self.bound]}"
+                f"{prompt:,} tokens; this model takes {context - 1:,}. "
+                f"Shorten the prompt or {MORE_CONTEXT[self.bound]}",
+                field="prompt",
             )
         if params.max_tokens is None:
             return context
         if prompt + params.max_tokens > context:
             raise RequestTooLong(
-                f"{prompt:,} tokens and {params.max_tokens:,} more for the reply; {model} takes {context:,} "
-                f"in all. Shorten the prompt or lower max_tokens to {context - prompt}"
+                f"{prompt:,} tokens and {params.max_tokens:,} more for the reply; this model takes "
+                f"{context:,} in all. Shorten the prompt or lower max_tokens to {context - prompt}"
             )
         return prompt + max(params.max_tokens, 1)  # without a reply, the last step's token is dropped
 

@@ -16,7 +16,7 @@ Break = Callable[[str], str]
 def clean_messages(messages: object, breaker: Callable[[str], Break]) -> list[dict[str, Any]]:
     """Return the messages for a template. `breaker` returns a role's function to split control tokens."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise _bad("messages", f"must be a list of at least one message, not {messages!r:.80}")
+        raise _bad("messages", f"must be a list of at least one message, not {_shown(messages)}")
     return [_message(message, f"messages[{n}]", breaker) for n, message in enumerate(messages)]
 
 
@@ -25,7 +25,7 @@ def clean_tools(tools: object, break_up: Break) -> list[Any] | None:
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
-        raise _bad("tools", f"must be a list of objects that describe functions, not {tools!r:.80}")
+        raise _bad("tools", f"must be a list of objects that describe functions, not {_shown(tools)}")
     return [clean(tool, f"tools[{n}]", break_up) for n, tool in enumerate(tools)] or None
 
 
@@ -51,20 +51,32 @@ def clean(value: object, place: str, break_up: Break, depth: int = 0) -> Any:
     raise _bad(place, f"must be {kinds}, not {type(value).__name__}")
 
 
+def _shown(value: object) -> str:
+    """The start of a value, as in JSON if it is one."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    try:
+        return json.dumps(value)[:80]
+    except (TypeError, ValueError):  # of another type, or with itself inside
+        return f"{value!r:.80}"
+
+
 def _bad(place: str, problem: str) -> BadInput:
     return BadInput(f"{place} {problem}", field=place)
 
 
 def _message(message: object, place: str, breaker: Callable[[str], Break]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise _bad(place, f"must be an object with role and content, not {message!r:.80}")
+        raise _bad(place, f"must be an object with role and content, not {_shown(message)}")
     role = message.get("role")
     if not isinstance(role, str) or not ROLE.fullmatch(role):
         names = "system, user, assistant or tool"
-        raise _bad(f"{place}.role", f"must be a name such as {names}, not {role!r:.80}")
+        raise _bad(f"{place}.role", f"must be a name such as {names}, not {_shown(role)}")
     shaped = dict(message)
     if "content" in shaped:
         shaped["content"] = content_text(shaped["content"], f"{place}.content")
+        if shaped["content"] is None and not shaped.get("tool_calls"):  # templates join it to other text
+            raise _bad(f"{place}.content", "must be text or a list of text parts, not null")
     if shaped.get("tool_calls"):
         shaped["tool_calls"] = _calls(shaped["tool_calls"], f"{place}.tool_calls")
     cleaned: dict[str, Any] = clean(shaped, place, breaker(role))
@@ -76,7 +88,7 @@ def content_text(content: object, place: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _bad(place, f"must be text, null or a list of text parts, not {type(content).__name__}")
+        raise _bad(place, f"must be text or a list of text parts, not {_shown(content)}")
     texts: list[str] = []
     for n, part in enumerate(content):
         match part:
@@ -86,14 +98,14 @@ def content_text(content: object, place: str) -> str | None:
                 raise _bad(f"{place}[{n}]", f"has type {kind!r:.80}; this engine supports only text")
             case _:
                 form = '{"type": "text", "text": "..."}'
-                raise _bad(f"{place}[{n}]", f"must have the form {form}, not {part!r:.80}")
+                raise _bad(f"{place}[{n}]", f"must have the form {form}, not {_shown(part)}")
     return "\n".join(texts)
 
 
 def _calls(calls: object, place: str) -> list[Any]:
     """Parse the calls' arguments: clients send JSON text, templates expect an object."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise _bad(place, f"must be a list of objects, not {calls!r:.80}")
+        raise _bad(place, f"must be a list of objects, not {_shown(calls)}")
     return [_call(call) for call in calls]
 
 

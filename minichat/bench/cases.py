@@ -83,6 +83,7 @@ class Measurement:
     only: Sequence[str] = ()  # patterns of case names; none: all
     progress: Progress = field(default_factory=lambda: Progress(disable=True))
     reset: Callable[[], None] = lambda: None
+    begin: Callable[[str], object] = lambda what: None  # told of each case that is about to be measured
 
     def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
         """The result of each case when its last sitting ends, or the first one in which it has none."""
@@ -90,8 +91,9 @@ class Measurement:
         for sitting in range(1, self.sittings + 1):
             if sitting > 1 and left:
                 self.reset()
-            for case, before in list(left.items()):
-                result = self._result(case, sitting)
+            here, of_all = len(left), f", sitting {sitting} of {self.sittings}" if self.sittings > 1 else ""
+            for number, (case, before) in enumerate(list(left.items()), 1):
+                result = self._result(case, sitting, f"{case.name} ({number} of {here}{of_all})")
                 left[case] = result if sitting == 1 else before.joined(result)
                 if sitting == self.sittings or not result.figures:
                     yield left.pop(case)
@@ -99,12 +101,13 @@ class Measurement:
     def _wanted(self, case: Case) -> bool:
         return not self.only or any(fnmatch(case.name, pattern) for pattern in self.only)
 
-    def _result(self, case: Case, sitting: int) -> CaseResult:
+    def _result(self, case: Case, sitting: int, what: str) -> CaseResult:
         if case.why_not:
             return CaseResult(case.name, case.about, why_not=case.why_not)
         key = CaseKey.here(self.question, case.name, self.all_settings, sitting)
         if self.file is not None and (stored := self.file.figures(key)) is not None:
             return CaseResult(case.name, case.about, stored)
+        self.begin(what)
         bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None)
         try:
             case.run(bench)

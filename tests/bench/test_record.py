@@ -151,7 +151,9 @@ def test_all_cases_are_measured_once_in_each_sitting(tmp_path: Path) -> None:
 
         return Case(name, run)
 
-    run = Measurement("speed", {}, 0, 1, 3, CaseFile(tmp_path / "f"), reset=lambda: order.append("reset"))
+    said: list[str] = []
+    file = CaseFile(tmp_path / "f")
+    run = Measurement("speed", {}, 0, 1, 3, file, reset=lambda: order.append("reset"), begin=said.append)
     cases = [
         counting("a", 5, 1, 3),
         counting("b", 7),
@@ -160,6 +162,8 @@ def test_all_cases_are_measured_once_in_each_sitting(tmp_path: Path) -> None:
     ]
     found = {each.case: each for each in run.results(cases)}
     assert order == ["a", "b", "d", "reset", "a", "b", "reset", "d", "reset", "a", "d"]
+    assert [each[0] for each in said] == [each for each in order if each != "reset"]
+    assert (said[0], said[-1]) == ("a (1 of 4, sitting 1 of 3)", "d (2 of 2, sitting 3 of 3)")
     assert {each.case for each in found.values() if not each.figures} == {"b", "c"}
     assert (found["b"].failed, found["b"].why_not) == (True, "it ended")
     [time] = found["a"].figures
@@ -307,7 +311,8 @@ def test_a_table_a_plot_and_a_comparison(
     file, picture = tmp_path / "found.jsonl", tmp_path / "memory.svg"
     words = ["bench", "memory", "--model", str(tiny), *SIZES, "--requests", "2", "--only", "paging"]
     assert main([*words, "--json", str(file), "--plot", str(picture)]) == 0
-    assert "paging, blocks at the peak" in capsys.readouterr().out
+    ran = capsys.readouterr()
+    assert "paging, blocks at the peak" in ran.out and ran.err.endswith("measuring paging (1 of 1)\n")
     assert "paging, blocks at the peak" in picture.read_text()
     assert main([*words, "--compare", str(file)]) == 0
     compared = capsys.readouterr().out

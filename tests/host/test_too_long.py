@@ -11,7 +11,7 @@ from engine.host.too_long import refuse_too_long
 
 CONTEXT = 100
 LONG = "word " * 200_000
-SHOT: Any = SimpleNamespace(max_context=CONTEXT, model="tiny", context_bound="model")
+SHOT: Any = SimpleNamespace(max_context=CONTEXT, context_bound="model")
 
 
 def read(prompt: Any, per_token: int = 5) -> list[int]:
@@ -38,7 +38,7 @@ def read(prompt: Any, per_token: int = 5) -> list[int]:
     ],
 )
 def test_a_megabyte_for_a_small_context_is_refused_after_a_piece(prompt: Any) -> None:
-    with pytest.raises(RequestTooLong, match="more than 200 tokens; tiny takes 99"):
+    with pytest.raises(RequestTooLong, match="more than 200 tokens; this model takes 99"):
         read(prompt)
 
 

@@ -256,7 +256,7 @@ class TestStreams:
         host = opened(ledger_engine(context=64))
         for prompt, words in (
             ([], "prompt is empty"),
-            ([1] * 64, "64 tokens; ledger takes 63"),
+            ([1] * 64, "64 tokens; this model takes 63"),
             ([1, "x"], "got 'x'"),
         ):
             stream = host.submit(prompt, params())  # type: ignore[arg-type]

@@ -1,17 +1,24 @@
 """A disk that fails while the engine runs: a sentence, right replies, and blocks are stored once it works."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 from errno import ENOSPC
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.assembly import _disk
 from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.disk_index import reason_of
+from engine.models.identity import files_hash
 from tests.engine.ledger import alone
 from tests.tiers.disk_engine import ask, computed, disk_engine
 from tests.tiers.failing_disk import LONG, right_replies
@@ -87,12 +94,44 @@ def test_room_for_less_than_a_block_is_reported(tmp_path: Path, caplog: pytest.L
     tier.close()
 
 
-def test_a_full_disk_has_one_reason_whichever_write_failed() -> None:
+def test_a_full_disk_has_one_reason_whichever_write_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_index = sqlite3.OperationalError("database or disk is full")
     of_index.sqlite_errorcode = sqlite3.SQLITE_FULL
-    reasons = {reason_of(of_index), reason_of(OSError(ENOSPC, "full"))}
+    of_shared_memory = sqlite3.OperationalError("disk I/O error")
+    of_shared_memory.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert reason_of(of_shared_memory, tmp_path) == "disk I/O error", "this disk has room"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20_000))
+    reasons = {reason_of(each, tmp_path) for each in (of_index, of_shared_memory, OSError(ENOSPC, "full"))}
     assert reasons == {os.strerror(ENOSPC)}
-    assert reason_of(sqlite3.DatabaseError("file is not a database")) == "file is not a database"
+    assert reason_of(sqlite3.DatabaseError("file is not a database"), tmp_path) == "file is not a database"
+
+
+def test_a_full_disk_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+        raise error
+
+    monkeypatch.setattr("engine.kv.tiers.disk_index._connected", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20_000))
+    nothing: Any = None
+    with pytest.raises(
+        BadInput, match=r"^kv_disk: .*minichat-kv cannot hold blocks: No space left on device$"
+    ):
+        next(_disk(EngineConfig(model="pocket", kv_disk=f"{tmp_path}:1"), nothing, nothing, 0))
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    (model := tmp_path / "model").mkdir()
+    (model / "config.json").write_text("{}")
+    with caplog.at_level("INFO"):
+        files_hash(model, weights=False, memo=tmp_path / "file" / "kv" / "hashes.json")
+    assert [each.levelname for each in caplog.records] == ["INFO"], "the disk tier says it"
 
 
 def test_a_full_disk_is_reported_until_a_write_succeeds(

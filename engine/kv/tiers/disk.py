@@ -225,7 +225,7 @@ class DiskTier(Tier):
             self._index = None
 
     def _fail(self, error: Exception) -> None:
-        problem = f"{self._folder}: {reason_of(error)}"
+        problem = f"{self._folder}: {reason_of(error, self._folder)}"
         if problem != self.problem:
             log.warning("no blocks are stored on disk for now: %s", problem)
         self.problem, self._retry_at = problem, time.monotonic() + PAUSE

@@ -5,6 +5,7 @@ A block's bytes are written before the transaction that names them ends.
 """
 
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ _FILE = "index.sqlite"
 _BUSY = 5.0  # seconds to wait for another engine
 _SEGMENT = 2**26  # bytes of a file
 _SEGMENTS = 16  # files that the room is divided into, at least
+_INDEX = 2**20  # bytes that an index and its journal may need at first
 _MANY = 500  # names in one statement
 
 _SCHEMA = (
@@ -317,9 +319,13 @@ def _remove(folder: Path) -> None:
         each.unlink(missing_ok=True)
 
 
-def reason_of(error: Exception) -> str:
-    """In the system's words, also where SQLite has its own for a full disk."""
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+def reason_of(error: Exception, folder: Path) -> str:
+    """In the system's words, also where SQLite has its own for a full disk, or none but "disk I/O error"."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    full = code == sqlite3.SQLITE_FULL
+    if code & 0xFF == sqlite3.SQLITE_IOERR:
+        there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+        full = shutil.disk_usage(there).free < _INDEX
     number = ENOSPC if full else getattr(error, "errno", None)
     return os.strerror(number) if number else str(error)
 
@@ -332,4 +338,4 @@ def delete_chat(disk: DiskRoom, chat: str) -> int:
         with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
             return index.delete_chat(chat)
     except sqlite3.Error as error:
-        raise OSError(EIO, reason_of(error), str(disk.folder)) from error
+        raise OSError(EIO, reason_of(error, disk.folder), str(disk.folder)) from error

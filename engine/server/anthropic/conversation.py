@@ -9,7 +9,8 @@ from engine.server.anthropic.schema import CountRequest, Tool
 from engine.server.http.errors import ApiError, quoted
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.state import ServerState
-from engine.server.tool_definitions import call_rules, check_tools
+from engine.server.tool_definitions import call_rules, check_schema, check_tools
+from engine.text.messages import clean
 from engine.text.tokenizer import checked_text
 
 _FORMS = {
@@ -51,10 +52,10 @@ def rules_of(body: CountRequest, prompt: ChatPrompt, state: ServerState) -> Tool
 
 
 def _definition(tool: Tool, place: str) -> dict[str, Any]:
-    if tool.input_schema.get("type", "object") != "object":
-        raise _bad(f"{place}.input_schema", "must be a JSON schema of type object")
-    function = {"name": tool.name, "parameters": tool.input_schema}
-    function |= {"description": tool.description} if tool.description is not None else {}
+    check_schema(tool.input_schema, f"{place}.input_schema")
+    function = {"name": tool.name, "parameters": clean(tool.input_schema, f"{place}.input_schema", str)}
+    if tool.description is not None:
+        function["description"] = _valid(tool.description, f"{place}.description")
     return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}
 
 
@@ -105,6 +106,7 @@ def _assistant(blocks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
                 texts.append(_valid(text, f"{place}.text"))
             case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict(given)}:
                 id, name = _valid(id, f"{place}.id"), _valid(name, f"{place}.name")
+                given = clean(given, f"{place}.input", str)
                 calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": given}})
             case {"type": "thinking", "thinking": str(thought)}:
                 thoughts.append(_valid(thought, f"{place}.thinking"))

@@ -8,7 +8,6 @@ from fastapi.responses import Response
 
 from engine.api.errors import BadInput
 from engine.api.params import Grammar
-from engine.host.prompts import ChatPrompt
 from engine.server.answer import gathered, raise_failed, streamed
 from engine.server.anthropic.content import (
     PING,
@@ -27,7 +26,7 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, renamed
 from engine.server.http.sse import event
 from engine.server.message_writer import MessageWriter
-from engine.server.reply_grammar import reply_grammar
+from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.state import ServerState, mode_of
 from engine.server.tool_calls.formats import reply_reader
@@ -64,8 +63,11 @@ async def count_tokens(request: Request) -> dict[str, Any]:
 async def _answer(request: Request, body: MessagesRequest, state: ServerState, model: str) -> Response:
     prompt = await off_loop(request, lambda: conversation(body, state))
     opened = await state.opens_thinking(mode_of(prompt.options), prompt.options)
-    message, grammar = await off_loop(request, lambda: _reply(body, prompt, state, opened))
-    begun = _begun(state, key_of(request), body, prompt, grammar)
+    calls = rules_of(body, prompt, state)
+    message, grammar = await off_loop(request, lambda: _reply(body, calls, state, opened))
+    params, adapter = body.sampling(grammar=grammar), state.adapter_of(body.model)
+    run = state.run(key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter, calls=calls)
+    begun = run.begin()
     if body.stream:
         writer, pulse = EventWriter(model), state.config.pulse
         return await streamed(request, begun, lambda run: _events(run, message, writer, body, pulse))
@@ -73,22 +75,13 @@ async def _answer(request: Request, body: MessagesRequest, state: ServerState, m
 
 
 def _reply(
-    body: MessagesRequest, prompt: ChatPrompt, state: ServerState, opened: bool
+    body: MessagesRequest, calls: ToolCallRules | None, state: ServerState, opened: bool
 ) -> tuple[MessageWriter, Grammar | None]:
     """Return the writer of the reply's message, and the grammar that the reply must match."""
-    calls = rules_of(body, prompt, state)
     message = MessageWriter(
         Thoughts(opened=opened), reply_reader(state.tool_style, calls.functions if calls else None)
     )
     return message, reply_grammar(body.text_grammar(), calls, thinking=opened)
-
-
-def _begun(
-    state: ServerState, key: bytes, body: MessagesRequest, prompt: ChatPrompt, grammar: Grammar | None
-) -> Generation:
-    params = body.sampling(grammar=grammar)
-    adapter = state.adapter_of(body.model)
-    return state.run(key, [prompt], params, urgency=body.urgency, adapter=adapter).begin()
 
 
 async def _events(

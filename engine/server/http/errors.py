@@ -8,6 +8,7 @@ from typing import Any
 from fastapi.responses import Response
 
 from engine.api.errors import (
+    MORE_CONTEXT,
     BadCheckpoint,
     BadInput,
     Ending,
@@ -98,6 +99,8 @@ def from_engine(error: EngineError) -> ApiError:
     text, field = str(error), error.field or None
     match error:
         case RequestTooLong():
+            for way in MORE_CONTEXT.values():  # only who runs the server can go it
+                text = text.removesuffix(f" or {way}")
             return ApiError(400, text, param=field, code="context_length_exceeded", cause=error)
         case UnknownRequest() | UnknownCommand() | UnknownAdapter():
             return ApiError(404, text, param=field, cause=error)
@@ -117,8 +120,11 @@ def from_engine(error: EngineError) -> ApiError:
 def renamed(error: BadInput, names: Mapping[str, str]) -> ApiError:
     """Return the response for a refused parameter, under the client's name for it."""
     refusal = from_engine(error)
+    param, problem = refusal.param, str(refusal)
+    if isinstance(error, RequestTooLong):  # its text names another field, too
+        problem = problem.replace("max_tokens", names.get("max_tokens", "max_tokens"))
     ours = next((each for each in names if error.field == each or error.field.startswith(f"{each}.")), None)
-    if ours is None:
-        return refusal
-    param = names[ours] + error.field.removeprefix(ours)
-    return ApiError(refusal.status, f"{param}: {error.problem}", param=param, code=refusal.code, cause=error)
+    if ours is not None:
+        param = names[ours] + error.field.removeprefix(ours)
+        problem = f"{param}: {problem.removeprefix(f'{error.field}: ')}"
+    return ApiError(refusal.status, problem, param=param, code=refusal.code, cause=error)

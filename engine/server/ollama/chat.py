@@ -91,6 +91,9 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return a message with OpenAI's names, which templates expect."""
     if message.get("images"):
         raise ApiError(400, f"{place}.images is not supported: this engine reads only text", param=place)
+    for name in ("thinking", "tool_name"):
+        if message.get(name) is not None:
+            checked_text(message[name], f"{place}.{name}", field=f"{place}.{name}")
     ours = {"content": "", "reasoning_content": message.get("thinking"), "name": message.get("tool_name")}
     return ours | {name: value for name, value in message.items() if value is not None}
 
@@ -122,7 +125,9 @@ async def _answer(request: Request, body: OllamaRequest, prompt: Prompt, form: F
         request, lambda: body.sampling(reply_grammar(body.grammar(), calls, thinking=opened))
     )
     adapter = await adapter_named(state, body.model)
-    run = state.run(key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter).begin()
+    run = state.run(
+        key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter, calls=calls
+    ).begin()
     if body.stream is False:
         return await gathered(request, run, reply.whole)
     return await streamed(request, run, reply.lines, LineStream)

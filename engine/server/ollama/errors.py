@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.api.errors import BadInput, RequestTooLong
+from engine.api.errors import BadInput
 from engine.server.http.errors import ApiError, ErrorForm, renamed
 from engine.server.http.routes import DirectRoute, Handler
 
@@ -19,11 +19,7 @@ _NAMES = {  # the engine's name: Ollama's
 
 def in_ollama_words(error: BadInput) -> ApiError:
     """Return the response, with the field under the name that the client used."""
-    refusal = renamed(error, _NAMES)
-    if isinstance(error, RequestTooLong):  # its text names the limit
-        text = str(refusal).replace("max_tokens", "num_predict")
-        return ApiError(refusal.status, text, code=refusal.code, cause=error)
-    return refusal
+    return renamed(error, _NAMES)
 
 
 def error_record(error: ApiError) -> dict[str, Any]:

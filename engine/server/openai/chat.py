@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -17,7 +18,7 @@ from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
 from engine.server.openai.cutting import cut_prompts
-from engine.server.openai.errors import OpenAIRoute
+from engine.server.openai.errors import ChatRoute
 from engine.server.openai.messages import chat_options, continued_text
 from engine.server.openai.prompt_logprobs import PromptReader
 from engine.server.openai.responses import FINISH, answer, ended, read_request, shown_pieces, stop_reason
@@ -32,7 +33,7 @@ from engine.server.tool_calls.events import CallArguments, CallBegin
 from engine.server.tool_calls.formats import reply_reader
 from engine.text.reasoning import Thoughts
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter(route_class=ChatRoute)
 
 
 @router.post(
@@ -131,7 +132,8 @@ def _requested_grammar(
     text = body.grammar()
     must = calls is not None and calls.must  # then the format has no effect
     place = "tool_choice" if must else text.place if text else "tools"
-    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=thinking))
+    make = partial(reply_grammar, text and text.grammar, calls, thinking=thinking)
+    return RequestedGrammar.of(place, make, calls)
 
 
 class _ChatForm:

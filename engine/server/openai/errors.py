@@ -1,5 +1,8 @@
 """Engine errors with the field names of OpenAI's API, which differ for some fields."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from engine.api.errors import BadInput
 from engine.server.http.errors import ApiError, renamed
 from engine.server.http.routes import RenamingRoute
@@ -18,3 +21,11 @@ def to_openai_error(error: BadInput) -> ApiError:
 
 class OpenAIRoute(RenamingRoute):
     names = _NAMES
+
+
+class ChatRoute(RenamingRoute):
+    names: ClassVar[Mapping[str, str]] = {**_NAMES, "prompt": "messages"}
+
+
+class ResponsesRoute(RenamingRoute):
+    names: ClassVar[Mapping[str, str]] = {**_NAMES, "prompt": "input", "max_tokens": "max_output_tokens"}

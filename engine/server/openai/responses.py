@@ -171,6 +171,7 @@ def begin_run(
         salt=body.cache_salt or "",
         reply_prefix=body.said or (),
         adapter=state.adapter_of(body.model),
+        calls=requested and requested.calls,
     ).begin()
 
 

@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.api.errors import BadParams
 from engine.api.params import MAX_GRAMMAR, Grammar
-from engine.grammar.source import BAD_LARK, MAX_CHOICES
+from engine.grammar.source import MAX_CHOICES
 from engine.server.http.errors import ApiError
 from engine.server.openai.errors import to_openai_error
+from engine.server.reply_grammar import ToolCallRules
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
@@ -82,15 +83,18 @@ class RequestedGrammar(NamedTuple):
 
     place: str
     grammar: Grammar
+    calls: ToolCallRules | None = None  # whose rules are part of it
 
     @classmethod
-    def of(cls, place: str, make: Callable[[], Grammar | None]) -> "RequestedGrammar | None":
+    def of(
+        cls, place: str, make: Callable[[], Grammar | None], calls: ToolCallRules | None = None
+    ) -> "RequestedGrammar | None":
         """Return the grammar that `make` returns, if any. An error names the field `place`."""
         try:
             grammar = make()
         except BadParams as error:
             raise refusal(error, place) from None
-        return None if grammar is None else cls(place, grammar)
+        return None if grammar is None else cls(place, grammar, calls)
 
 
 GUIDED = {
@@ -124,10 +128,7 @@ def refusal(error: BadParams, place: str) -> ApiError:
     """Return the error for a bad parameter, or for the grammar in `place`, with the client's field names."""
     if error.field != "grammar" or not place:
         return to_openai_error(error)
-    problem = error.problem
-    if place in ("tools", "tool_choice") and problem.startswith(BAD_LARK):  # made of the functions' schemas
-        place, problem = "tools", "the schema of a function" + problem.removeprefix(BAD_LARK)
-    return ApiError(400, f"{place}: {problem}", param=place, code="invalid_grammar")
+    return ApiError(400, f"{place}: {error.problem}", param=place, code="invalid_grammar")
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> Requested:

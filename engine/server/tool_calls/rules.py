@@ -20,6 +20,7 @@ class Function:
     name: str
     parameters: dict[str, Any]
     strict: bool
+    place: str = "tools"  # where the client defined it
 
 
 FunctionRules = Callable[[str, Function], Iterator[str]]
@@ -40,7 +41,7 @@ class CallSyntax:
 
 def block_rules(syntax: CallSyntax, functions: Sequence[Function], *, many: bool) -> list[str]:
     """Return the rules `calls`, for calls alone, and `free`, for text in which calls may be."""
-    rules = [rule for n, each in enumerate(functions) for rule in syntax.function(f"function_{n}", each)]
+    rules = [rule for n, each in enumerate(functions) for rule in _rules_of(syntax, f"function_{n}", each)]
     rules.append("function: " + " | ".join(f"function_{n}" for n in range(len(functions))))
     more = f" ({quoted(syntax.between)} function)*" if many and syntax.between is not None else ""
     rules.append(f"rest: function{more} {quoted(syntax.close)}")
@@ -55,6 +56,17 @@ def block_rules(syntax: CallSyntax, functions: Sequence[Function], *, many: bool
     rules += [f"opened[lazy]: ANY {quoted(syntax.open)}", f"ANY: /{ANYTHING}/"]
     rules.append("free: (opened rest)* ANY" if many else "free: ANY | opened rest")
     return rules
+
+
+def _rules_of(syntax: CallSyntax, name: str, function: Function) -> list[str]:
+    try:
+        return [*syntax.function(name, function)]
+    except BadParams as error:
+        raise bad_schema(function, error.problem) from None
+
+
+def bad_schema(function: Function, problem: str) -> BadParams:
+    return BadParams(function.place, f"the schema of function {function.name!r}: {problem}")
 
 
 def around_json(head: Callable[[str], str], tail: str = "") -> FunctionRules:

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from math import isfinite
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             measured = Measurement(
                 options.question, setup.settings, options.warmup, options.repeats, sittings,
                 file=_file(options.json), only=options.only, progress=progress,
-                reset=setup.drop_engines,
+                reset=setup.drop_engines, begin=_announcer(progress),
             )  # fmt: skip
             results = with_drift(list(_reported(measured.results(question.cases(setup)))))
         if not results:
@@ -136,6 +136,14 @@ def _progress() -> Iterator[Progress]:
         return
     with Progress(console=console, transient=True, auto_refresh=False) as progress:
         yield progress
+
+
+def _announcer(progress: Progress) -> Callable[[str], object]:
+    """What shows the case that is measured: above the bar of its calls, or as a line if there are none."""
+    if progress.disable:
+        return lambda what: print(f"measuring {what}", file=sys.stderr, flush=True)
+    task = progress.add_task("", total=None)
+    return lambda what: progress.update(task, description=escape(f"measuring {what}"), refresh=True)
 
 
 def _reported(results: Iterator[CaseResult]) -> Iterator[CaseResult]:

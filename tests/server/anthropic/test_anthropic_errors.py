@@ -80,7 +80,7 @@ class TestErrors:
             ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name must be set"),
             ({"tools": [WEATHER], "tool_choice": {"type": "any", "name": "weather"}}, "tool_choice.name"),
             ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "no tool named 'x'"),
-            ({"tools": [WEATHER | {"strict": True, "input_schema": ODD}]}, "tools: .*uniqueItems"),
+            ({"tools": [WEATHER | {"strict": True, "input_schema": ODD}]}, r"tools\[0\]: .*uniqueItems"),
         ],
     )
     def test_a_bad_request(self, qwen: httpx.Client, fields: dict[str, Any], words: str) -> None:

@@ -192,9 +192,9 @@ def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
 def test_stop_ids_that_leave_no_token_for_min_tokens_are_refused() -> None:
     limits = Limits(context=8, vocab=4, waiting=1, stop_ids=frozenset({3}))
     with pytest.raises(BadParams, match=r"^stop_ids: min_tokens is 2, but every token ends the reply"):
-        limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2))
-    limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2)))
-    limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2, ignore_eos=True))
+        limits.check(1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2))
+    limits.check(1, SamplingParams(stop_ids=(0, 1, 2)))
+    limits.check(1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2, ignore_eos=True))
 
 
 @pytest.mark.parametrize(

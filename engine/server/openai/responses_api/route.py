@@ -18,7 +18,7 @@ from engine.server.http.connection import key_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import event
 from engine.server.openai.chat import prepared
-from engine.server.openai.errors import OpenAIRoute
+from engine.server.openai.errors import ResponsesRoute
 from engine.server.openai.responses import begin_run, read_request, refusing, shown_pieces
 from engine.server.openai.responses_api.logprobs import MessageLogprobs
 from engine.server.openai.responses_api.output import Event, ResponseOutput
@@ -26,7 +26,7 @@ from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.structured import refusal
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter(route_class=ResponsesRoute)
 
 
 @router.post(

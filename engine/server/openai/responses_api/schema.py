@@ -1,8 +1,8 @@
 """The body of POST /v1/responses."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from engine.api.params import MAX_LOGPROBS
 from engine.server.http.errors import ApiError
@@ -24,6 +24,13 @@ class ChosenTool(Strict):
     name: str
 
 
+class ReasoningOptions(Strict):
+    """Members other than the effort have no effect."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    effort: Effort | None = None
+
+
 class ResponsesRequest(GenerationRequest):
     """The sampling fields are those of a chat."""
 
@@ -34,6 +41,7 @@ class ResponsesRequest(GenerationRequest):
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include: list[str] | None = Field(None, max_length=64)  # only logprobs have an effect
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -45,7 +53,6 @@ class ResponsesRequest(GenerationRequest):
     prompt: Any = None
 
     # Accepted and ignored
-    reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -90,7 +97,6 @@ class ResponsesRequest(GenerationRequest):
         """Return the same request as a chat."""
         common = {name: getattr(self, name) for name in GenerationRequest.model_fields}
         choice: Any = self.tool_choice
-        effort = (self.reasoning or {}).get("effort")
         if isinstance(choice, ChosenTool):
             choice = NamedTool(type="function", function=FunctionName(name=choice.name))
         return ChatRequest.model_construct(  # every value has been validated
@@ -102,6 +108,6 @@ class ResponsesRequest(GenerationRequest):
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "response_format": self.text and self.text.format,
                 "chat_template_kwargs": self.chat_template_kwargs,
-                "reasoning_effort": effort if effort in get_args(Effort) else None,
+                "reasoning_effort": self.reasoning and self.reasoning.effort,
             }
         )

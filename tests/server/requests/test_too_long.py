@@ -1,0 +1,69 @@
+"""A prompt that is too long: the error names the client's field, and says what the client can do."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import MODEL, dry, serving, user
+
+WORDS = "word " * 100
+REPLIES = "/engine/replies"
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[httpx.Client]:
+    with serving(dry(max_context=64)) as one, one.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "body"),
+    [
+        ("/v1/chat/completions", "messages", {"messages": user(WORDS)}),
+        ("/v1/chat/completions", "messages", {"messages": user("word " * 100_000)}),
+        ("/v1/completions", "prompt", {"prompt": WORDS}),
+        ("/v1/responses", "input", {"input": WORDS}),
+        ("/v1/responses", "input", {"input": WORDS, "stream": True}),
+        ("/v1/embeddings", "input", {"input": WORDS}),
+        (REPLIES, "prompt", {"prompt": WORDS}),
+    ],
+)
+def test_the_field_and_what_the_client_can_do(
+    small: httpx.Client, route: str, field: str, body: dict[str, Any]
+) -> None:
+    answer = small.post(route, json=body if route == REPLIES else {"model": MODEL, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert error["message"].endswith("tokens; this model takes 63. Shorten the prompt")
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/api/chat", {"messages": user(WORDS)}),
+        ("/api/generate", {"prompt": WORDS}),
+        ("/v1/messages", {"messages": user(WORDS), "max_tokens": 1}),
+    ],
+)
+def test_other_apis(small: httpx.Client, route: str, body: dict[str, Any]) -> None:
+    error = small.post(route, json={"model": MODEL, **body}).json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message.endswith("takes 63. Shorten the prompt")
+
+
+def test_a_long_reply_is_blamed_on_the_clients_name_for_it(small: httpx.Client) -> None:
+    error = small.post("/v1/responses", json={"input": "word " * 20, "max_output_tokens": 60}).json()["error"]
+    assert "lower max_output_tokens to " in error["message"]
+
+
+def test_a_screen_of_its_own_reads_how_the_engine_takes_more(small: httpx.Client) -> None:
+    engine = small.post(REPLIES, json={"prompt": WORDS}).json()["engine"]
+    assert engine["text"].endswith("Shorten the prompt or choose a larger model")
+
+
+def test_an_error_does_not_name_the_folder_of_the_model(small: httpx.Client) -> None:
+    body = {"prompt": [10**6], "max_tokens": 1}
+    message = small.post("/v1/completions", json=body).json()["error"]["message"]
+    assert "out of range: this model has tokens 0 to" in message
