@@ -79,7 +79,7 @@ def greeting(
         tries=tries,
         below=(
             f"{help} lists the keys, {palette} all commands. Type @ and a name to attach a file.",
-            f"{shown}{other}. Take the tour: `minichat tour`.",
+            f"{shown}{other}. Take the tour: {palette}, then Tour the engine.",
         ),
     )
 

@@ -47,7 +47,7 @@ async def test_it_shows_where_the_engine_is(bench: Callable[..., Any]) -> None:
 async def test_the_greeting_offers_only_what_works_here(bench: Callable[..., Any], attached: bool) -> None:
     backend = elsewhere() if attached else FakeBackend([snapshot()])
     async with bench((110, 30), backend=backend) as it:
-        await it.until(lambda: "minichat tour" in it.screen_text())
+        await it.until(lambda: "Take the tour: ^P, then Tour the" in it.screen_text())
         assert ("Alt+O changes the model" in " ".join(it.screen_text().split())) is not attached
 
 

@@ -85,8 +85,10 @@ class DecodingPanel(DecodingDrawer):
 
     @on(Knobs.Changed)
     def _tune(self, event: Knobs.Changed) -> None:
-        with self.context.program.reporting_errors():
-            self.context.chats.active.tune(event.params)
+        for each in self.context.chats:  # maybe no longer the active one
+            if each.strategies is event.strategies:
+                with self.context.program.reporting_errors():
+                    each.tune(event.params)
 
     @on(Knobs.SaveRequested)
     async def _save(self) -> None:
@@ -110,7 +112,11 @@ def toggle(context: Context) -> None:
 
 
 def save_preset(context: Context) -> None:
-    params = context.chats.active.chat.params
+    knobs = context.part(DecodingPanel).knobs
+    knobs.commit()
+    if knobs.trouble:
+        return  # the drawer shows what is wrong with the typed value
+    params = knobs.params
 
     def take(name: str | None) -> None:
         if name and name.strip():

@@ -58,11 +58,11 @@ class Knobs(Widget, can_focus=True):
     ]
 
     class Changed(Message):
-        """The user changed the parameters."""
+        """The user changed the parameters of the chat that has these strategies."""
 
-        def __init__(self, params: SamplingParams) -> None:
+        def __init__(self, params: SamplingParams, strategies: Strategies) -> None:
             super().__init__()
-            self.params = params
+            self.params, self.strategies = params, strategies
 
     class SaveRequested(Message):
         """The user wants to save the settings as a preset."""
@@ -219,7 +219,7 @@ class Knobs(Widget, can_focus=True):
     def action_type(self) -> None:
         row = self.rows[self.row]
         if self._typing is not None:
-            self._commit()
+            self.commit()
         elif isinstance(row, Knob) and row.field == "grammar":
             self.post_message(self.GrammarRequested())
         elif isinstance(row, Knob) and not row.choices:
@@ -271,10 +271,13 @@ class Knobs(Widget, can_focus=True):
         self._select(min(self.row + 1, len(self.rows) - 1))
 
     def on_blur(self) -> None:
-        self._commit()
+        self.commit()
 
     def show_params(self, params: SamplingParams, strategies: Strategies) -> None:
-        """Show another chat's settings and the strategies remembered for it."""
+        """Show a chat's settings and its strategies. A value being typed goes to the chat shown before."""
+        if strategies is not self.strategies:
+            self.commit()
+            self.trouble = ""
         self.strategies, self.params = strategies, params
         self._remember(params)  # the watcher does not run if both chats have the same parameters
 
@@ -298,7 +301,8 @@ class Knobs(Widget, can_focus=True):
         self._typing, self.trouble = TypedValue(text), ""
         self.refresh()
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Apply the value being typed."""
         typing, row = self._typing, self.rows[self.row]
         self._typing, self.trouble = None, ""
         if typing is None or not isinstance(row, Knob):
@@ -330,7 +334,7 @@ class Knobs(Widget, can_focus=True):
 
     def _select(self, row: int) -> None:
         """Select a field. The error of another one goes, unless it is in the value just left."""
-        self._commit()
+        self.commit()
         self.row = row
 
     def _refuse(self, error: BadParams) -> None:
@@ -341,7 +345,7 @@ class Knobs(Widget, can_focus=True):
 
     def _send(self, params: SamplingParams) -> None:
         self.params, self.trouble = params, ""
-        self.post_message(self.Changed(params))
+        self.post_message(self.Changed(params, self.strategies))
 
 
 def _typed(knob: Knob) -> bool:

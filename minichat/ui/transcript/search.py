@@ -40,6 +40,11 @@ class Search:
         self._show()
         return True
 
+    def resized(self) -> None:
+        """Show the current hit again: a hidden chat gets its size only after a search has begun in it."""
+        if self._window.revealed:
+            self._show()
+
     def restart(self) -> None:
         """Forget the current hit, as the messages have changed."""
         if self._painter.find is not None:

@@ -154,7 +154,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def follow(self) -> None:
         """Scroll to the end and follow it."""
-        self._window.following = True
+        self._window.following, self._window.revealed = True, False
         self._cursor_to(None)
         self._window.arrange(0)
 
@@ -174,6 +174,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self._window.resized()
+        self._search.resized()
 
     # Drawing
 

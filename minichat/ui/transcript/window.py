@@ -33,6 +33,7 @@ class Viewport:
         self._view = view
         self.following = True
         self.placing = False  # the program is scrolling, not the user
+        self.revealed = False  # the program has shown a line, and the user has not scrolled since
         self._left_at = 0  # the column's height when the user left the end
         self._shown = 0  # the column's height at the last update
         self._reading: Timer | None = None
@@ -109,6 +110,7 @@ class Viewport:
 
     def reveal(self, place: Place) -> None:
         """Scroll a line near the middle if it is not in view."""
+        self.revealed = True
         if self.top <= self._view.line(place) < self.top + self.height - 1:
             return
         self._measure_around(place, self.height, self.height)
@@ -139,6 +141,7 @@ class Viewport:
 
     def scrolled(self, y: int) -> None:
         """Update after the user has scrolled."""
+        self.revealed = False
         if y >= self._widget.max_scroll_y:
             self.following = True
         else:

@@ -81,6 +81,26 @@ async def test_a_message_found_in_all_chats_is_shown_where_it_matches(
 
 
 @run
+async def test_a_match_in_a_hidden_chat_that_had_another_size_is_shown(bench: Callable[..., Any]) -> None:
+    async with bench((200, 60)) as it:
+        chat = it.app.store.create_chat("long")
+        for number in range(8):
+            what = "a needle" if number == 4 else "nothing"
+            it.app.store.append(chat.id, "user", f"Here is {what}: {number}" + "\n\nhay" * 2)
+        it.app.store.close_chat(chat.id)
+        it.main.follow_chat(it.app.chats.reopen(chat.id))
+        await it.until(lambda: "Here is a needle: 4" in it.screen_text())
+        await it.pilot.press("alt+1")
+        await it.pilot.resize_terminal(80, 24)
+        await it.until(lambda: "Here is a needle: 4" not in it.screen_text())
+        await it.pilot.press("ctrl+o", *"needle")
+        await it.until(lambda: "a needle: 4" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: find_bar(it).endswith("1 of 1"))
+        await it.until(lambda: "Here is a needle: 4" in it.screen_text())
+
+
+@run
 async def test_separate_words_found_in_all_chats_are_marked_by_the_first(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         for text in ("Some hay", "Hay and a Needle", "hay", "more hay"):

@@ -51,6 +51,22 @@ async def test_typed_values_and_their_errors(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_a_value_typed_for_a_chat_stays_in_it_when_another_is_shown(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = it.app.chats.active
+        await it.say("hello")
+        await it.pilot.press("ctrl+n")
+        second = it.app.chats.active
+        assert second is not first
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        await it.pilot.press(*"1.5", "alt+1")
+        await it.until(lambda: second.chat.params.temperature == 1.5)
+        assert it.app.chats.active is first and first.chat.params.temperature == 0.7
+        assert it.drawer.knobs.params is first.chat.params
+
+
+@run
 async def test_an_error_names_the_field_as_the_drawer_does_and_goes_with_it(
     bench: Callable[..., Any],
 ) -> None:

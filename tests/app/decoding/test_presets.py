@@ -5,6 +5,7 @@ from typing import Any
 
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run
+from tests.app.decoding.test_decoding import row
 
 
 @run
@@ -62,3 +63,17 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Delete a preset permanently" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: load_presets(it.app.paths.presets).own == {})
+
+
+@run
+async def test_a_value_being_typed_is_saved_too(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        row(it, "presence_penalty")
+        await it.pilot.press(*"1.5", "ctrl+s", *"mine", "enter")
+        await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
+        await it.until(lambda: it.app.chats.active.chat.params.presence_penalty == 1.5)
+        assert load_presets(it.app.paths.presets).own["mine"].presence_penalty == 1.5
+        await it.pilot.press(*"70", "ctrl+s")
+        await it.until(lambda: "presence: must be" in it.screen_text())
+        assert "as a preset named" not in it.screen_text()
