@@ -41,7 +41,8 @@ class Search:
         return True
 
     def resized(self) -> None:
-        """Show the current hit again: a hidden chat gets its size only after a search has begun in it."""
+        """Adapt to a new width, then show the hit again: a hidden chat gets its size after the search."""
+        self._window.resized()
         if self._window.revealed:
             self._show()
 

@@ -173,7 +173,6 @@ class Transcript(ScrollView, can_focus=True):
         self.follow()
 
     def on_resize(self) -> None:
-        self._window.resized()
         self._search.resized()
 
     # Drawing
