@@ -22,7 +22,7 @@ from rich.progress import Progress
 import benchmarks
 from minichat.bench.compare import compared, comparison_table
 from minichat.bench.harness import Bench, Figure
-from minichat.bench.machine import described, identity, machine, origin, why_unpublished
+from minichat.bench.machine import commit, described, identity, machine, origin, why_unpublished
 from minichat.bench.report import table
 
 Run = Callable[..., None]
@@ -121,12 +121,13 @@ def add_option(built: argparse.ArgumentParser, name: str, default: Any, choices:
 def execute(name: str, run: Run, options: dict[str, Any], usual: Mapping[str, Any]) -> None:
     warmup, repeats = options.pop("warmup"), options.pop("repeats")
     results, save, compare = options.pop("results"), options.pop("save"), options.pop("compare")
-    before = earlier(results / f"{name}.jsonl", options, usual) if compare else {}
+    recorded = options | {"other": commit(Path(options["other"]))} if options.get("other") else options
+    before = earlier(results / f"{name}.jsonl", recorded, usual) if compare else {}
     if save and (problem := why_unpublished()):
         print(problem, file=sys.stderr)
     # Refreshed after each call, never from a separate thread during a timed call.
     with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
-        stored = {"warmup": warmup, "repeats": repeats, **options}
+        stored = {"warmup": warmup, "repeats": repeats, **recorded}
         bench = Bench(
             warmup, repeats, progress, lambda figure: append(name, stored, figure, results) if save else None
         )

@@ -9,10 +9,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt if Ctrl+C came meanwhile, whatever became of it.
+    """Raise KeyboardInterrupt if Ctrl+C is pressed during the block, even if the block raises something else.
 
     Modules in C that import others turn it into errors of their own: an ImportError in numpy, a
-    RuntimeError in torch. Who suppresses such an error and imports torch again ends in a crash.
+    RuntimeError in torch. If such an error is suppressed and torch is imported again, Python crashes.
     """
     usual = signal.getsignal(signal.SIGINT)
     if not callable(usual) or threading.current_thread() is not threading.main_thread():

@@ -83,7 +83,7 @@ class Measurement:
     only: Sequence[str] = ()  # patterns of case names; none: all
     progress: Progress = field(default_factory=lambda: Progress(disable=True))
     reset: Callable[[], None] = lambda: None
-    begin: Callable[[str], object] = lambda what: None  # told of each case that is about to be measured
+    begin: Callable[[str], object] = lambda what: None  # called with each case before it is measured
 
     def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
         """The result of each case when its last sitting ends, or the first one in which it has none."""

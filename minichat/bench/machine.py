@@ -114,11 +114,11 @@ _RESULTS = ("benchmarks/results", "docs/results.md", "minichat/bench/reference.j
 
 
 @cache
-def commit() -> str | None:
+def commit(root: Path = ROOT) -> str | None:
     """The measured commit, marked if files other than results have changed since; None outside a checkout."""
-    if not (ROOT / ".git").exists():  # installed, maybe inside the checkout of another project
+    if not (root / ".git").exists():  # installed, maybe inside the checkout of another project
         return None
-    git = ["git", "-C", str(ROOT)]
+    git = ["git", "-C", str(root)]
     try:
         described = subprocess.run(
             [*git, "describe", "--always", "--abbrev=10"], capture_output=True, text=True

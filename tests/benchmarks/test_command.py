@@ -17,7 +17,7 @@ More of it.
 """
 
 
-def run(bench, *, upto: int = 10, widths=(1, 2), model: str | None = None, fast: bool = False):
+def run(bench, *, upto: int = 10, widths=(1, 2), model: str | None = None, fast=False, other=""):
     bench.measure("sum", lambda: float(sum(range(upto))), unit="sums/s")
     bench.note("seen", [*widths, int(fast)], model or "none")
 '''
@@ -62,6 +62,7 @@ def test_runs_a_benchmark_and_records_its_figures(results: Path, capsys: pytest.
         "widths": [4, 8],
         "model": "pocket",
         "fast": True,
+        "other": "",
     }
     assert first["machine"]["cpu"]
     assert first["machine"]["cores"] >= 1
@@ -145,3 +146,10 @@ def test_half_a_line_of_a_killed_run_costs_no_other_figure(
     figures = [json.loads(line)["figure"] for line in file.read_text().splitlines()]
     assert figures == ["sum", "sum", "seen"]
     assert file.read_bytes().startswith(whole.splitlines(keepends=True)[0])
+
+
+def test_another_tree_is_recorded_by_its_commit(results: Path) -> None:
+    assert main(["adding", "--results", str(results), "--repeats", "1", "--other", str(machine.ROOT)]) == 0
+    lines = [json.loads(line) for line in (results / "adding.jsonl").read_text().splitlines()]
+    assert [line["options"]["other"] for line in lines] == [machine.commit()] * 2
+    assert str(machine.ROOT) not in json.dumps(lines)

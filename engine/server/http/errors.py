@@ -99,7 +99,7 @@ def from_engine(error: EngineError) -> ApiError:
     text, field = str(error), error.field or None
     match error:
         case RequestTooLong():
-            for way in MORE_CONTEXT.values():  # only who runs the server can go it
+            for way in MORE_CONTEXT.values():  # advice for the operator of the server, not for a client
                 text = text.removesuffix(f" or {way}")
             return ApiError(400, text, param=field, code="context_length_exceeded", cause=error)
         case UnknownRequest() | UnknownCommand() | UnknownAdapter():
