@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.gpu import LONG, SHORT, oracle, started, step_times
+from benchmarks.gpu.gpu import LONG, SHORT, free_engines, oracle, started, step_times
 from benchmarks.gpu.workload import drawn, finish
 from minichat.bench.harness import Bench
 from minichat.bench.shapes import COMMON, EVERY, SHAPES
@@ -66,8 +66,7 @@ def transformers_alone(bench: Bench, name: str, rows: Sequence[int]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {key: value for key, value in (COMMON | EVERY[name]).items() if key != "architectures"}
-    gc.collect()  # our engine, whose objects refer to each other
-    torch.cuda.empty_cache()
+    free_engines()  # a model of this size and our cache do not fit together
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**settings), dtype=torch.bfloat16
