@@ -41,7 +41,7 @@ def filled(page: str, lines: Sequence[dict[str, Any]]) -> str:
     """
 
     def table(found: re.Match[str]) -> str:
-        asked = _newest(lines, found["question"], found["gpu"])
+        asked = _clean(lines, found["question"], found["gpu"])
         return f"{found['head']}{_table(asked)}\n{found['end']}" if asked else found[0]
 
     return _TABLE.sub(table, page)
@@ -84,7 +84,7 @@ def drawn(page: str, lines: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The plots that the page shows, by their file: `bench-QUESTION.svg` or `bench-QUESTION-GPU.svg`."""
     found = {}
     for name, question, gpu in re.findall(r"\(pictures/(bench-(\w+?)(?:-(\w+))?\.svg)\)", page):
-        results = _plotted(_newest(lines, question, f"NVIDIA {gpu}" if gpu else None))
+        results = _plotted(list(of_newest(_clean(lines, question, f"NVIDIA {gpu}" if gpu else None))))
         found[name] = bars_svg(bar_charts(question, list(results)))
     return found
 
@@ -96,16 +96,15 @@ def _plotted(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> I
             yield CaseResult(line["case"], "", figures[-1:] if line["question"] == "ablations" else figures)
 
 
-def _newest(
-    lines: Sequence[dict[str, Any]], question: str, gpu: str | None
-) -> list[tuple[Mapping[str, Any], tuple[Figure, ...]]]:
-    """The cases of the newest clean commit."""
+def _clean(lines: Sequence[dict[str, Any]], question: str, gpu: str | None) -> list[dict[str, Any]]:
+    """The lines of the newest clean commit, of all sittings."""
     asked = [line for line in lines if (line["question"], line["machine"]["gpu"]) == (question, gpu)]
-    return list(of_newest([line for line in asked if not (line["commit"] or "").endswith("-dirty")]))
+    clean = [line for line in asked if not (line["commit"] or "").endswith("-dirty")]
+    return [line for line in clean if line["commit"] == clean[-1]["commit"]]
 
 
-def _table(cases: Sequence[tuple[Mapping[str, Any], tuple[Figure, ...]]]) -> str:
-    lines = [line for line, _ in cases]
+def _table(lines: Sequence[dict[str, Any]]) -> str:
+    cases = list(of_newest(lines))
     ablations = lines[0]["question"] == "ablations"
     spread = "spread" if all(each.values for _, figures in cases for each in figures) else "quartiles"
     heads = ["technique", "with", "without", "worth", spread, "measured; how it is switched off"]
