@@ -161,7 +161,8 @@ class OpenChats:
         await asyncio.gather(*(each.shut_down() for each in self._all))
         for each in self._all:
             with suppress(StoreError):  # the screen is gone, so it cannot be reported
-                self.services.store.change_chat(each.chat.id, draft=each.chat.draft)
+                edited = each.edited if each.editing is not None else ""
+                self.services.store.change_chat(each.chat.id, draft=each.chat.draft or edited)
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat

@@ -103,7 +103,7 @@ class Picking:
         if walk is None or (entry := walk.trace.logprobs.get(walk.at)) is None:
             return
         token, _ = entry.top[choice]
-        chats.active.chat.draft = workspace.prompt.text
+        workspace.keep_draft()
         self.end()
         child = chats.fork(walk.message.id)
         workspace.follow_chat(child)
