@@ -247,6 +247,7 @@ async def opened(
     highlight.load("python")
     monkeypatch.setenv("HOME", str(root))
     monkeypatch.setattr(SnapshotPoller, "wake", lambda _: None)  # only a scene shows snapshots
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", noon)
     paths = locate({"HOME": str(root)})
     paths.settings.parent.mkdir(parents=True)
     paths.settings.write_text(f'[screen]\ntheme = "{theme}"\n')
