@@ -172,7 +172,7 @@ EVENTS: tuple[Event, ...] = (
     Admitted(994, 0.3, 1, 96),
     FirstToken(995, 0.4, 1, 0.031),
     Queued(998, 0.6, 3, 200),
-    Preempted(1002, 0.8, 3, True, 12),
+    Preempted(1002, 0.8, 3, True, 12, "host"),
     Resumed(1010, 1.2, 3, True, 0),
     Finished(1020, 1.4, 9, "stop", 214, ""),
 )
