@@ -101,6 +101,7 @@ class OpenChats:
         """Close the chat. It stays in the store; return False if another screen has deleted it."""
         await conversation.stop_and_wait()
         try:
+            self.services.store.change_chat(conversation.chat.id, draft=_left(conversation))
             self.services.store.close_chat(conversation.chat.id)
         except ChatGone:
             kept = False
@@ -161,8 +162,7 @@ class OpenChats:
         await asyncio.gather(*(each.shut_down() for each in self._all))
         for each in self._all:
             with suppress(StoreError):  # the screen is gone, so it cannot be reported
-                edited = each.edited if each.editing is not None else ""
-                self.services.store.change_chat(each.chat.id, draft=each.chat.draft or edited)
+                self.services.store.change_chat(each.chat.id, draft=_left(each))
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat
@@ -206,6 +206,12 @@ def _show_changes(view: ConversationView, before: list[Message], now: list[Messa
         view.settle_message(now[last])
     for each in now[last + 1 :]:
         view.add_message(each)
+
+
+def _left(conversation: Conversation) -> str:
+    """The draft that a chat is left with. Without one it is the unsent edit, if there is any."""
+    edited = conversation.edited if conversation.editing is not None else ""
+    return conversation.chat.draft or edited
 
 
 def _awaits(conversation: Conversation) -> bool:

@@ -24,6 +24,15 @@ async def test_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> 
 
 
 @run
+async def test_a_draft_typed_just_before_its_chat_is_closed_is_saved(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"half", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "half")
+
+
+@run
 async def test_a_save_that_is_late_is_still_within_a_second(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +109,16 @@ async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., 
         await it.until(lambda: not it.app.is_running)
     async with bench() as it:
         assert [each.chat.draft for each in it.app.chats] == ["hello again", "second"]
+
+
+@run
+async def test_closing_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e", *" again", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "hello again")
 
 
 @run
