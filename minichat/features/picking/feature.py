@@ -73,6 +73,8 @@ class Picking:
         if self._task is not None:
             self._task.cancel()
         if self._pane is not None:
+            if self._picker.has_focus:  # else the messages get it, to which letters are commands
+                self._context.workspace.prompt.focus()
             _show_picker(self._picker, None)
             self._pane.transcript.highlight({}, "picked")
         self._pane = self._walk = self._task = None
