@@ -161,8 +161,9 @@ class OpenChats:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
         await asyncio.gather(*(each.shut_down() for each in self._all))
         for each in self._all:
-            with suppress(StoreError):  # the screen is gone, so it cannot be reported
-                self.services.store.change_chat(each.chat.id, draft=_left(each))
+            if (draft := _left(each)) != each.chat.draft:
+                with suppress(StoreError):  # the screen is gone, so it cannot be reported
+                    self.services.store.change_chat(each.chat.id, draft=draft)
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat

@@ -1,5 +1,7 @@
 """Keeps the unsent text of each chat, and saves it: a killed program loses at most a second of a draft."""
 
+from weakref import WeakKeyDictionary
+
 from textual.timer import Timer
 
 from minichat.features.feature import Context
@@ -26,7 +28,8 @@ class SavedDrafts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._kept = {each.chat.id: each.chat.draft for each in context.chats}
+        # What this screen has stored or read. Another screen may have stored something else since.
+        self._kept = WeakKeyDictionary({each: each.chat.draft for each in context.chats})
         self._timer: Timer | None = None
 
     def note(self) -> None:
@@ -41,8 +44,8 @@ class SavedDrafts:
             self._timer = None
         context, active = self._context, self._context.chats.active
         keep(active, context.workspace.prompt.text)
-        for chat in [each.chat for each in context.chats]:
-            if self._kept.get(chat.id, "") != chat.draft:
-                self._kept[chat.id] = chat.draft
+        for each in list(context.chats):
+            if self._kept.get(each) != (draft := each.chat.draft):
+                self._kept[each] = draft
                 with context.program.reporting_errors():
-                    context.chats.services.store.change_chat(chat.id, draft=chat.draft)
+                    context.chats.services.store.change_chat(each.chat.id, draft=draft)

@@ -112,6 +112,20 @@ async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., 
 
 
 @run
+async def test_a_draft_that_is_erased_after_reopening_is_gone(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"half", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "half")
+        it.main.prompt.put("")
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    async with bench() as it:
+        assert [each.chat.draft for each in it.app.chats] == ["", ""]
+
+
+@run
 async def test_closing_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
