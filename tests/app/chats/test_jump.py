@@ -22,11 +22,14 @@ async def test_chats_say_when_they_were_used(
         for title, days in ("older", 400), ("old", 7), ("new", 0):
             moment = NOON - 86_400 * days
             store.append(store.create_chat(title).id, "user", "hello")
+        moment = NOON - 86_400 * 3
+        store.close_chat(store.create_chat("shut").id)
         await it.pilot.press("ctrl+o")
         await it.until(lambda: "older  1 message" in it.screen_text())
         found = dict(re.findall(r"(\w+)  1 message  (.*?) +│", it.screen_text()))
         assert found.pop("new").endswith(":00")
         assert found == {"old": "Nov 14", "older": "2025-10-17"}
+        assert "shut  closed  Nov 18 " in it.screen_text()
 
 
 @run
