@@ -210,9 +210,9 @@ def _show_changes(view: ConversationView, before: list[Message], now: list[Messa
 
 
 def _left(conversation: Conversation) -> str:
-    """The draft that a chat is left with. Without one it is the unsent edit, if there is any."""
-    edited = conversation.edited if conversation.editing is not None else ""
-    return conversation.chat.draft or edited
+    """The draft that a chat is left with. Without one it is an edit that was begun and not sent."""
+    sent = [message.text for message in conversation.messages if message.id == conversation.editing]
+    return conversation.chat.draft or (conversation.edited if sent and sent != [conversation.edited] else "")
 
 
 def _awaits(conversation: Conversation) -> bool:

@@ -133,6 +133,12 @@ async def test_closing_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., A
         await it.until(lambda: it.main.prompt.text == "")
         await it.pilot.press("alt+z")
         await it.until(lambda: it.main.prompt.text == "hello again")
+        it.main.prompt.put("")
+        await it.pilot.press("alt+e")
+        assert it.main.prompt.text == "hello"
+        await it.pilot.press("alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        assert "hello" not in [each.draft for each in map(it.app.store.chat, (1, 2))], "nothing was typed"
 
 
 @run
