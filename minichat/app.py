@@ -380,7 +380,7 @@ class MinichatApp(Notices, inherit_bindings=False):
     async def end(self, code: int) -> None:
         """Save what has arrived of each reply, then close the screen, then the engine."""
         await self.main.composing.stop()  # the message returns to the prompt
-        self.chats.active.chat.draft = self.main.prompt.text
+        self.main.keep_drafts()
         await self.chats.shut_down()
         self.chats.remember(self.paths.remembered)
         self.poller.stop()

@@ -99,6 +99,7 @@ class Admitted(RequestEvent):
 class Preempted(RequestEvent):
     swapped: bool
     blocks: int
+    tier: str = ""  # where they were stored, if swapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,7 @@ class Scheduler:
             self.waiting.park(victim)
         else:
             self.waiting.push(victim)
-        self.emit(events.Preempted(self.step, self.clock(), victim.id, bool(tier), holds))
+        self.emit(events.Preempted(self.step, self.clock(), victim.id, bool(tier), holds, tier))
 
     # Results of a step
 

@@ -47,6 +47,7 @@ class Conversation:
         self.view: ConversationView | None = None
         self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
+        self.edited = ""  # what it is replaced by, as far as it is typed
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
         self.watching = False  # whether the likeliest tokens are shown
@@ -72,12 +73,12 @@ class Conversation:
 
     # User actions
 
-    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Send a message and start a reply. If a message is being edited, replace it."""
+    def send(self, text: str, attachments: tuple[Attachment, ...] = (), *, replace: bool = True) -> None:
+        """Send a message and start a reply. If a message is being edited, `replace` it."""
         if self.streaming:
             return
         own = own_title(self.chat.title, self.chat.messages[0].text if self.chat.messages else "")
-        if self.editing is not None:
+        if replace and self.editing is not None:
             self._cut(self.editing)
             self.editing = None
         if not own and not self.chat.messages and not self.chat.earlier:
@@ -101,8 +102,9 @@ class Conversation:
         found = [message for message in own if message_id in (None, message.id)]
         if self.streaming or not found:
             return None
-        self.editing = found[-1].id
-        return found[-1].text
+        if self.editing != found[-1].id:
+            self.editing, self.edited = found[-1].id, found[-1].text
+        return self.edited
 
     def files(self) -> tuple[Attachment, ...]:
         """The attachments of the edited message; their files may no longer exist."""

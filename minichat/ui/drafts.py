@@ -1,10 +1,26 @@
-"""Saves unsent text while it is typed: a killed program loses at most a second of it."""
+"""Keeps the unsent text of each chat, and saves it: a killed program loses at most a second of a draft."""
+
+from weakref import WeakKeyDictionary
 
 from textual.timer import Timer
 
 from minichat.features.feature import Context
+from minichat.session.conversation import Conversation
 
 _LATE = 0.25  # seconds; the timer itself may be late while a model loads
+
+
+def unsent(conversation: Conversation) -> str:
+    """The text for the prompt: the edit of a sent message, else the draft."""
+    return conversation.chat.draft if conversation.editing is None else conversation.edited
+
+
+def keep(conversation: Conversation, text: str) -> None:
+    """Keep the text of the prompt as a draft, or as the edit. An edit leaves the draft as it was."""
+    if conversation.editing is None:
+        conversation.chat.draft = text
+    else:
+        conversation.edited = text
 
 
 class SavedDrafts:
@@ -12,7 +28,8 @@ class SavedDrafts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._kept = {each.chat.id: each.chat.draft for each in context.chats}
+        # What this screen has stored or read. Another screen may have stored something else since.
+        self._kept = WeakKeyDictionary({each: each.chat.draft for each in context.chats})
         self._timer: Timer | None = None
 
     def note(self) -> None:
@@ -26,10 +43,9 @@ class SavedDrafts:
             self._timer.stop()
             self._timer = None
         context, active = self._context, self._context.chats.active
-        if active.editing is None:
-            active.chat.draft = context.workspace.prompt.text
-        for chat in [each.chat for each in context.chats]:
-            if self._kept.get(chat.id, "") != chat.draft:
-                self._kept[chat.id] = chat.draft
+        keep(active, context.workspace.prompt.text)
+        for each in list(context.chats):
+            if self._kept.get(each) != (draft := each.chat.draft):
+                self._kept[each] = draft
                 with context.program.reporting_errors():
-                    context.chats.services.store.change_chat(chat.id, draft=chat.draft)
+                    context.chats.services.store.change_chat(each.chat.id, draft=draft)

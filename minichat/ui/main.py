@@ -21,7 +21,7 @@ from minichat.ui import labels, sending
 from minichat.ui.composing import Composing
 from minichat.ui.dialogs import menus
 from minichat.ui.dialogs.dialog import closed_by
-from minichat.ui.drafts import SavedDrafts
+from minichat.ui.drafts import SavedDrafts, keep, unsent
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.frames import FrameScreen
 from minichat.ui.layout import LOW, SHORT, layout
@@ -91,7 +91,7 @@ class MainScreen(FrameScreen[None]):
             with self.signals.contain():
                 if feature.part is not None and (part := feature.part(context)) is not None:
                     context.add(part)
-        self.prompt.put(self.chats.active.chat.draft)
+        self.prompt.put(unsent(self.chats.active))
         self.signals.chat_changed()
         self.lay_out()
         self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
@@ -252,20 +252,18 @@ class MainScreen(FrameScreen[None]):
 
     def keep_draft(self) -> None:
         """Store the unsent text with its chat, so that it is restored when the user returns."""
-        self.chats.active.chat.draft = self.prompt.text
+        keep(self.chats.active, self.prompt.text)
 
     def go_to(self, conversation: Conversation) -> None:
         """Switch to another open chat."""
         if conversation is not self.chats.active:
-            before = self.chats.active
-            before.chat.draft = "" if before.editing is not None else self.prompt.text
-            before.editing = None
+            self.keep_draft()
             self.chats.active = conversation
             self.follow_chat(conversation)
 
     def follow_chat(self, conversation: Conversation) -> None:
         """Make the prompt and the panels follow this chat, and remember it for the next start."""
-        self.prompt.put(conversation.chat.draft)
+        self.prompt.put(unsent(conversation))
         self.signals.chat_changed()
         self.lay_out()
         self.chats.remember(self.context.program.paths.remembered)

@@ -8,6 +8,7 @@ from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
 from minichat.ui.composing import Composing
+from minichat.ui.drafts import keep, unsent
 from minichat.ui.transcript.glyphs import one_line
 
 
@@ -32,8 +33,9 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             warn_busy_elsewhere(context, busy)
             return
         files = attach(text, [*context.program.start.first.piped, *active.files()])
+        edited = active.editing is not None
         for conversation in to:
-            conversation.send(text, files)
+            conversation.send(text, files, replace=conversation is active)
         if len(to) > 1:
             context.signals.broadcast(to)
     except (CannotAttach, StoreError) as error:
@@ -42,6 +44,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     else:
         if files:
             context.app.notify(f"attached: {one_line(listed(files))}")
+        if edited and context.chats.active is active:
+            workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
     workspace.label()
 
@@ -110,8 +114,8 @@ def recall(context: Context, back: int) -> None:
 
 
 def _give_back(context: Context, text: str, to: Conversation) -> None:
-    """Put the text back into the prompt, or into the chat's draft if another chat is active now."""
+    """Put the text back into the prompt, or keep it with its chat if another one is active now."""
     if context.chats.active is to:
         context.workspace.prompt.give_back(text)
     else:
-        to.chat.draft = text + to.chat.draft
+        keep(to, text + unsent(to))

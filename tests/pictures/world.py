@@ -172,7 +172,7 @@ EVENTS: tuple[Event, ...] = (
     Admitted(994, 0.3, 1, 96),
     FirstToken(995, 0.4, 1, 0.031),
     Queued(998, 0.6, 3, 200),
-    Preempted(1002, 0.8, 3, True, 12),
+    Preempted(1002, 0.8, 3, True, 12, "host"),
     Resumed(1010, 1.2, 3, True, 0),
     Finished(1020, 1.4, 9, "stop", 214, ""),
 )
@@ -247,6 +247,7 @@ async def opened(
     highlight.load("python")
     monkeypatch.setenv("HOME", str(root))
     monkeypatch.setattr(SnapshotPoller, "wake", lambda _: None)  # only a scene shows snapshots
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", noon)
     paths = locate({"HOME": str(root)})
     paths.settings.parent.mkdir(parents=True)
     paths.settings.write_text(f'[screen]\ntheme = "{theme}"\n')

@@ -41,15 +41,31 @@ class Divergences:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._replies: dict[Conversation, int] = {}  # those that are compared
         context.signals.broadcast.connect(self.compare)
+        context.signals.changed.connect(self._forget_if_replaced)
 
     def compare(self, conversations: Sequence[Conversation]) -> None:
-        """Compare the next replies of these chats."""
+        """Compare the replies that these chats have just begun."""
+        self._replies = {each: each.messages[-1].id for each in conversations}
         comparison = Comparison(tuple(conversations), self._show)
         for each in conversations:
             each.compare(comparison)
 
+    def _forget_if_replaced(self, changed: Conversation) -> None:
+        """Say nothing more about replies of which one was regenerated, or its question edited."""
+        reply = self._replies.get(changed)
+        if reply is None or any(message.id == reply for message in changed.messages):
+            return
+        for pane in self._context.workspace.panes:
+            if pane.conversation in self._replies:
+                pane.show_divergence(None)
+                pane.transcript.highlight({}, "parted")
+        self._replies = {}
+
     def _show(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
+        if chat not in self._replies:
+            return
         workspace, backend = self._context.workspace, self._context.program.backend
         pane = next((each for each in workspace.panes if each.conversation is chat), None)
         trace = next(reversed(chat.traces.values()), None)
@@ -57,11 +73,12 @@ class Divergences:
             return
         divergence = comparison.divergence(chat)
         pane.show_divergence(self._sentence(divergence))
+        replies = self._replies
 
         async def mark() -> None:
             known = await trace.learn(backend)
             place = trace.prompt_tokens + divergence.at
-            if place < len(known.places) and known.places[place].message >= 0:
+            if replies is self._replies and place < len(known.places) and known.places[place].message >= 0:
                 message, start, end = known.places[place]
                 pane.transcript.highlight({message: [(start, end)]}, "parted")
 

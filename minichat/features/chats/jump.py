@@ -3,12 +3,14 @@
 A message that was found is shown with the match marked, in the bar of Ctrl+F.
 """
 
+import time
 from typing import ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
+from minichat.chats.model import ChatLine
 from minichat.chats.search import SearchHit
 from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
 from minichat.features.chats.find import find
@@ -16,10 +18,11 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.monitor.figures import day
 from minichat.ui.panes.tabs import cut_title
 from minichat.ui.transcript.glyphs import one_line
 
-_FOUND = 50
+_LISTED, _FOUND = 200, 50
 _TITLE = 40  # cells of a title; the note fits beside it
 _HIT_TITLE, _HIT_BEFORE = 20, 8  # cells of a title, and letters before the match, which stays visible
 _DELETE = "chat.delete"
@@ -70,16 +73,10 @@ class JumpScreen(PickScreen[Target]):
                 )
                 for hit in hits
             ]
-        lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
-        return [
-            self._choice(
-                Target(each.id),
-                each.letter,
-                each.title,
-                Content("closed" if each.closed_at else plural(each.messages, "message")),
-            )
-            for each in lines
-        ]
+        lines = sorted(self._store.listing(_LISTED), key=lambda each: each.closed_at is not None)
+        if len(lines) == _LISTED:
+            self.say(f"These are the newest {_LISTED}. Type to find others")
+        return [self._choice(Target(each.id), each.letter, each.title, _note(each)) for each in lines]
 
     def _letter(self, chat_id: int) -> str:
         """The letter of an open chat."""
@@ -102,6 +99,13 @@ class JumpScreen(PickScreen[Target]):
         label = cut_title(title, cells, self._cut)
         head = (f" {letter.upper():2} ", "bold")
         return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
+
+
+def _note(line: ChatLine) -> Content:
+    """How long a chat is and when its last message was sent, or when it was closed."""
+    at = line.closed_at or line.spoken_at
+    when = day(at) or time.strftime("%H:%M", time.localtime(at))
+    return Content(f"{'closed' if line.closed_at else plural(line.messages, 'message')}  {when}")
 
 
 def jump(context: Context) -> None:

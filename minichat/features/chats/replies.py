@@ -27,14 +27,13 @@ def stop_all(context: Context) -> None:
 
 def edit(context: Context, message: Message | None = None) -> None:
     active, prompt = context.chats.active, context.workspace.prompt
-    typed = prompt.text
     if active.streaming:
         sending.warn_busy(context, [active])
         return
+    context.workspace.keep_draft()
     if (text := active.edit(message.id if message else None)) is None:
         context.app.notify("There is no finished message to edit", severity="warning")
         return
-    active.chat.draft = typed
     prompt.put(text)
     prompt.focus()
     context.workspace.label()

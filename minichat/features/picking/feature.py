@@ -73,6 +73,8 @@ class Picking:
         if self._task is not None:
             self._task.cancel()
         if self._pane is not None:
+            if self._picker.has_focus:  # else the messages get it, to which letters are commands
+                self._context.workspace.prompt.focus()
             _show_picker(self._picker, None)
             self._pane.transcript.highlight({}, "picked")
         self._pane = self._walk = self._task = None
@@ -103,7 +105,7 @@ class Picking:
         if walk is None or (entry := walk.trace.logprobs.get(walk.at)) is None:
             return
         token, _ = entry.top[choice]
-        chats.active.chat.draft = workspace.prompt.text
+        workspace.keep_draft()
         self.end()
         child = chats.fork(walk.message.id)
         workspace.follow_chat(child)

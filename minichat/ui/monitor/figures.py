@@ -7,6 +7,8 @@ _RANGES = 3
 _REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its replica, and its process
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
+wall_clock = time.time  # pictures and tests have their own
+
 
 def duration(seconds: float) -> str:
     """Format a duration: "8.1 ms", "92 ms", "1.24 s"; "-" if nothing was measured."""
@@ -20,6 +22,15 @@ def duration(seconds: float) -> str:
 def clock_time(at: float) -> str:
     """Format the local time of a moment: "09:24:05"."""
     return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def day(at: float) -> str:
+    """Format the local day of a moment: "Nov 22", in other years "2025-11-22"; empty if it is today."""
+    then, today = time.localtime(at), time.localtime(wall_clock())
+    if then[:3] == today[:3]:
+        return ""
+    this_year = then.tm_year == today.tm_year
+    return f"{time.strftime('%b', then)} {then.tm_mday}" if this_year else time.strftime("%Y-%m-%d", then)
 
 
 def size(count: float) -> str:

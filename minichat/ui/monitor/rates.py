@@ -93,7 +93,7 @@ class RateGraphs(Pane):
         """The rows of a graph, and the value at their top."""
         cells = _cells(width)
         history = self._history.columns(figure, WINDOWS[self.window], self._dots(cells))
-        top = rounded_up(max(history, default=0.0))
+        top = rounded_up(max([value, *history]))
         drawn = graph(history, cells, lines, ascii=self.signs.ascii, top=top)
         present = f" {name:<7} {value:>7,.0f} tok/s"
         labels = [f"{top:>16,.0f}", *[""] * (lines - 2), present] if lines > 1 else [present]

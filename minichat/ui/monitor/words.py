@@ -60,12 +60,12 @@ def described(event: Event) -> tuple[str, str]:
             return "admitted", f"{plural(cached, 'token')} from the cache, {_choice(event)}"
         case Admitted(cached=cached):
             return "admitted", f"{plural(cached, 'token')} from the cache" if cached else "nothing cached"
-        case Preempted(swapped=True, blocks=blocks):
-            return "swapped", f"{plural(blocks, 'block')} to host memory"
+        case Preempted(swapped=True, blocks=blocks, tier=tier):
+            return "swapped", f"{plural(blocks, 'block')} to {tier or 'a lower tier'}"
         case Preempted(blocks=blocks):
             return "preempted", f"gave up {plural(blocks, 'block')}"
         case Resumed(swapped=True):
-            return "resumed", "blocks restored from host memory"
+            return "resumed", "with its stored blocks"
         case Resumed(cached=cached):
             return "resumed", f"{plural(cached, 'token')} from the cache"
         case Transferred(tier=tier, blocks=blocks, error=error) if error:
@@ -126,11 +126,11 @@ def described(event: Event) -> tuple[str, str]:
 
 
 def _choice(event: Admitted) -> str:
-    """What was done with the tokens that a tier had, and the measurements that decided it."""
-    costs = f"({duration(event.loading)}; computing takes {duration(event.computing)})"
-    if event.loaded:
-        return f"{event.held:,} loaded from {event.tier} {costs}"
-    return f"{event.held:,} computed again instead of loaded from {event.tier} {costs}"
+    """What was done with the tokens that a tier had, and the measurements so far that decided it."""
+    measured = [("loading", event.loading), ("computing", event.computing)]
+    costs = "; ".join(f"{what} takes {duration(seconds)}" for what, seconds in measured if seconds)
+    done = "loaded" if event.loaded else "computed again instead of loaded"
+    return f"{event.held:,} {done} from {event.tier}" + (f" ({costs})" if costs else "")
 
 
 _PLAIN = ("kind", "step", "at", "request")

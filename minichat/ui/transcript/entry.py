@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from minichat.chats.model import Message
-from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.figures import day, duration
 from minichat.ui.transcript.glyphs import drawable, one_line
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.markdown.cells import cell_width, clip, wrap
@@ -267,14 +267,15 @@ class Entry:
         return self._note
 
     def _head(self) -> Row:
-        """Role, time and statistics: `| assistant a  12:01  greedy  38 tok/s ...`."""
+        """Role, time and statistics: `| assistant a  12:01  greedy  38 tok/s ...`. No date means today."""
         message, glyphs, width = self.message, self._canvas.glyphs, self._canvas.width
         names = {
             "user": "you",
             "assistant": f"assistant {one_line(self.letter)}".rstrip(),
             "system": "system",
         }
-        details = [time.strftime("%H:%M", time.localtime(message.at))] if message.at else []
+        clock = time.strftime("%H:%M", time.localtime(message.at))
+        details = [f"{day(message.at)} {clock}".lstrip()] if message.at else []
         if (stats := message.stats) and stats.tokens:
             details += [
                 f"from message {stats.left_out + 1}" if stats.left_out else "",

@@ -168,3 +168,17 @@ async def test_a_reply_that_another_screen_receives_is_followed_without_a_key(
         await it.until(lambda: it.texts()[-1] == ("assistant", "all of it", "done"))
         assert it.main.transcript.scroll_offset.y == top, "the view does not move"
         await it.until(lambda: it.app._following is None)
+
+
+@run
+async def test_quitting_keeps_what_was_typed_on_the_other_screen(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench() as it:
+        first = it.app.chats.active.chat.id
+        await it.pilot.press("ctrl+n", *"here")
+        second = it.app.chats.active.chat.id
+        other.change_chat(first, draft="typed elsewhere")
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    assert [other.chat(each).draft for each in (first, second)] == ["typed elsewhere", "here"]

@@ -1,4 +1,4 @@
-"""A draft is saved within a second."""
+"""A draft is saved within a second, and neither it nor an edit is lost on the way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +21,15 @@ async def test_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> 
         await it.until(lambda: stored() == {first.id: "half a", second.id: "second"})
         await it.answered(await it.say("second thought"))
         assert stored() == {first.id: "half a", second.id: ""}, "a sent message is no draft"
+
+
+@run
+async def test_a_draft_typed_just_before_its_chat_is_closed_is_saved(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"half", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "half")
 
 
 @run
@@ -56,3 +65,90 @@ async def test_an_edited_message_is_no_draft(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.main.prompt.text == "hello again")
         it.main.drafts.keep()
         assert it.app.store.chat(chat.id).draft == "later"
+
+
+@run
+async def test_an_edit_and_the_draft_are_still_there_after_a_look_at_another_chat(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press(*"later", "alt+e", *" again", "ctrl+n")
+        assert it.main.prompt.text == ""
+        for key in ("alt+1", "alt+2", "alt+1"):
+            await it.pilot.press(key)
+        assert it.main.prompt.text == "hello again"
+        await it.pilot.press("escape")
+        assert it.main.prompt.text == "later"
+
+
+@run
+async def test_a_second_alt_e_changes_neither_the_edit_nor_the_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press(*"later", "alt+e", *" again", "alt+e")
+        assert it.main.prompt.text == "hello again"
+        await it.pilot.press("escape")
+        assert it.main.prompt.text == "later"
+
+
+@run
+async def test_the_draft_returns_once_the_edit_is_sent(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press(*"later", "alt+e", *" again", "enter")
+        await it.until(lambda: it.main.prompt.text == "later")
+        assert it.replies[-1].prompt == [{"role": "user", "content": "hello again"}]
+
+
+@run
+async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e", *" again", "ctrl+n", *"second", "ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    async with bench() as it:
+        assert [each.chat.draft for each in it.app.chats] == ["hello again", "second"]
+
+
+@run
+async def test_a_draft_that_is_erased_after_reopening_is_gone(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"half", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "half")
+        it.main.prompt.put("")
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    async with bench() as it:
+        assert [each.chat.draft for each in it.app.chats] == ["", ""]
+
+
+@run
+async def test_closing_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e", *" again", "alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.main.prompt.text == "hello again")
+        it.main.prompt.put("")
+        await it.pilot.press("alt+e")
+        assert it.main.prompt.text == "hello"
+        await it.pilot.press("alt+w")
+        await it.until(lambda: it.main.prompt.text == "")
+        assert "hello" not in [each.draft for each in map(it.app.store.chat, (1, 2))], "nothing was typed"
+
+
+@run
+async def test_a_message_to_all_panes_replaces_no_edited_message_of_another_chat(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((200, 50)) as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e", *" again", "ctrl+n", "alt+a", *"to all", "enter")
+        await it.until(lambda: len(it.replies) == 3)
+        first = next(iter(it.app.chats))
+        assert [each.text for each in first.chat.messages if each.role == "user"] == ["hello", "to all"]
+        assert first.edited == "hello again"

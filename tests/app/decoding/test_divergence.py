@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,24 @@ async def test_both_panes_show_the_divergence(bench: Callable[..., Any]) -> None
         assert sorted(it.backend.updates, key=str) == [(0, {"logprobs": None}), (1, {"logprobs": None})], (
             "log-probabilities cost time"
         )
+
+
+@run
+@pytest.mark.parametrize("keys", [["alt+r"], ["alt+e", "enter"]], ids=["regenerated", "edited"])
+async def test_nothing_is_said_of_a_reply_that_was_replaced(
+    bench: Callable[..., Any], keys: list[str]
+) -> None:
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        for reply, sign in zip(it.replies, "ab", strict=True):
+            reply.say(sign, logprobs=[logprobs_at(ord(sign))])
+            reply.end()
+        await it.until(lambda: it.screen_text().count("Replies diverge at token 1") == 2)
+        await it.until(lambda: [marks(pane) for pane in it.main.panes] == [["a"], ["b"]])
+        await it.pilot.press("alt+a", *keys)
+        await it.until(lambda: len(it.replies) == 3)
+        assert "Replies diverge" not in it.screen_text()
+        assert [marks(pane) for pane in it.main.panes] == [[], []]
 
 
 def marks(pane: Any) -> list[str]:

@@ -204,8 +204,9 @@ async def test_escape_closes_it_and_removes_the_highlights(bench: Callable[..., 
         assert not it.main.transcript.highlights["picked"].spans
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
-        await it.say("more")
+        await it.pilot.press("alt+r")
         assert not picker(it).display, "the new reply has other tokens"
+        await it.until(lambda: it.app.focused is it.main.prompt)
 
 
 @run

@@ -290,7 +290,7 @@ def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
         engine.preempt(id)
     turn(engine, 2)
     assert [(each.tier, each.load) for each in events] == [("host", False), ("bytes", False)]
-    assert [each.swapped for each in gone if isinstance(each, Preempted)] == [True, True, False]
+    assert [each.tier for each in gone if isinstance(each, Preempted)] == ["host", "bytes", ""]
     drain(engine)
 
 

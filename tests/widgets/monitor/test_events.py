@@ -22,9 +22,26 @@ def log() -> EventLog:
         (events.Queued(1, 0, 3, 120), ("queued", "prompt of 120 tokens")),
         (events.Admitted(1, 0, 3, 32), ("admitted", "32 tokens from the cache")),
         (events.Admitted(1, 0, 3, 0), ("admitted", "nothing cached")),
+        (
+            events.Admitted(1, 0, 3, 96, "disk", 96, True),
+            ("admitted", "96 tokens from the cache, 96 loaded from disk"),
+        ),
+        (
+            events.Admitted(1, 0, 3, 96, "disk", 96, True, 0.02),
+            ("admitted", "96 tokens from the cache, 96 loaded from disk (loading takes 20 ms)"),
+        ),
+        (
+            events.Admitted(1, 0, 3, 0, "disk", 96, False, 0.02, 0.01),
+            (
+                "admitted",
+                "0 tokens from the cache, 96 computed again instead of loaded from disk"
+                " (loading takes 20 ms; computing takes 10 ms)",
+            ),
+        ),
         (events.Preempted(1, 0, 3, False, 12), ("preempted", "gave up 12 blocks")),
-        (events.Preempted(1, 0, 3, True, 1), ("swapped", "1 block to host memory")),
-        (events.Resumed(1, 0, 3, True, 0), ("resumed", "blocks restored from host memory")),
+        (events.Preempted(1, 0, 3, True, 1, "host"), ("swapped", "1 block to host")),
+        (events.Preempted(1, 0, 3, True, 12, "disk"), ("swapped", "12 blocks to disk")),
+        (events.Resumed(1, 0, 3, True, 0), ("resumed", "with its stored blocks")),
         (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
         (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host in 2.0 ms")),
         (events.Transferred(1, 0, 3, "host", True, 1, 0.002, ""), ("loaded", "1 block from host in 2.0 ms")),

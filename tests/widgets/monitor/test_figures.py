@@ -31,10 +31,21 @@ async def test_rates_have_a_history_and_axes() -> None:
             " 3 rates  98 steps/s",
             " prefill   1,234 tok/s |",
             f" decode      400 tok/s |{'_..-':>30}",
-            f" top 1, 500             -30 s{'now':>25}",
+            f" top 2,000, 500         -30 s{'now':>25}",
             " batch 5.2  step 17 tok  prefix hits 61%",
             " 2 preemptions  7 evictions  40 done",
         ]
+
+
+async def test_the_top_of_a_graph_is_not_below_the_present_rate() -> None:
+    """A column is the mean of its samples: here 200."""
+    rates = RateGraphs(ascii=True)
+    async with staged(rates, (55, 6), focus=False):
+        for seconds, decode in (100.0, 0.0), (100.5, 400.0):
+            rates.remember(at(decode, when=seconds))
+            rates.update_from(at(decode, when=seconds), OWNERS)
+        assert lines(rates)[2].startswith(" decode      400 tok/s")
+        assert lines(rates)[3].startswith(" top 1, 500 ")
 
 
 async def test_an_idle_graph_ends_at_its_last_sample() -> None:

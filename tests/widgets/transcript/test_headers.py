@@ -21,6 +21,17 @@ async def test_messages_have_headers_with_role_time_and_cost() -> None:
 
 
 @scene
+async def test_a_message_of_another_day_has_its_date() -> None:
+    """Without it, a chat of last week reads as one of today."""
+    async with reading((70, 14)) as reader:
+        days = [replace(user("Hello"), at=43_260.0 + 86_400 * each) for each in (-400, -1, 0, 1)]
+        reader.transcript.show(days, "b")
+        await reader.settled()
+        heads = [line.removeprefix("▌ you  ") for line in reader.lines() if line.startswith("▌")]
+        assert heads == ["1968-11-27 12:01", "1969-12-31 12:01", "12:01", "Jan 2 12:01"]
+
+
+@scene
 async def test_one_token_has_no_rate() -> None:
     async with reading((70, 12)) as reader:
         one = ReplyStats(tokens=1, seconds=0.8, ttft=0.8, prompt_tokens=3, strategy="greedy")

@@ -1,0 +1,48 @@
+"""The list of all chats: when each was used, and that it is not complete."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+NOON = 1_795_262_400.0  # 21 November 2026
+
+
+@run
+async def test_chats_say_when_they_were_used(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: NOON)
+    moment = NOON
+    async with bench(wall_clock=lambda: moment) as it:
+        store = it.app.store
+        for title, days in ("older", 400), ("old", 7), ("new", 0):
+            moment = NOON - 86_400 * days
+            store.append(store.create_chat(title).id, "user", "hello")
+        moment = NOON - 86_400 * 3
+        store.close_chat(store.create_chat("shut").id)
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "older  1 message" in it.screen_text())
+        found = dict(re.findall(r"(\w+)  1 message  (.*?) +│", it.screen_text()))
+        assert found.pop("new").endswith(":00")
+        assert found == {"old": "Nov 14", "older": "2025-10-17"}
+        assert "shut  closed  Nov 18 " in it.screen_text()
+
+
+@run
+async def test_a_list_without_the_oldest_chats_says_so(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.features.chats.jump._LISTED", 3)
+    notice = "These are the newest 3. Type to find others"
+    async with bench() as it:
+        it.app.store.create_chat("second")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "second" in it.screen_text())
+        assert notice not in it.screen_text()
+        it.app.store.create_chat("third")
+        await it.pilot.press("escape", "ctrl+o")
+        await it.until(lambda: notice in it.screen_text())
