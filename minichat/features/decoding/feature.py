@@ -155,10 +155,11 @@ def ask_for_grammar(context: Context) -> None:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
                 context.program.report(str(error))
-                ask(answer)  # to be corrected
+                ask(answer, refused=True)
 
-    def ask(given: str) -> None:
-        context.app.push_screen(AskScreen("Grammar: the file of a JSON schema, or a /regex/", given), take)
+    def ask(given: str, *, refused: bool = False) -> None:
+        question = "Grammar: the file of a JSON schema, or a /regex/"
+        context.app.push_screen(AskScreen(question, given, refused=refused), take)
 
     ask(f"/{held.text}/" if held and held.kind == "regex" else "")
 
