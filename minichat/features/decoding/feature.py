@@ -90,6 +90,15 @@ class DecodingPanel(DecodingDrawer):
                 with self.context.program.reporting_errors():
                     each.tune(event.params)
 
+    @on(Knobs.Refused)
+    def _refused(self, event: Knobs.Refused) -> None:
+        """Report it, unless the drawer shows it."""
+        if self.display and event.strategies is self.knobs.strategies:
+            return
+        for each in self.context.chats:
+            if each.strategies is event.strategies:
+                self.context.program.report(f"Chat {each.chat.letter.upper()} is not changed. {event.why}")
+
     @on(Knobs.SaveRequested)
     async def _save(self) -> None:
         await self.context.run(SAVE)
