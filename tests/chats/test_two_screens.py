@@ -86,7 +86,7 @@ class TwoScreens(RuleBasedStateMachine):
         messages = self.known[chat].messages
         if messages:
             place = data.draw(st.sampled_from(sorted(messages)))
-            self.stores[screen].cut(chat, place)
+            self.stores[screen].add_turn(chat, max(messages), (), instead_of=place)
             self.known[chat].messages = {id: message for id, message in messages.items() if id < place}
 
     @rule(screen=either, chat=chats)

@@ -63,7 +63,9 @@ async def test_the_name_offered_for_an_export_is_not_too_long(bench: Callable[..
 
 
 @run
-async def test_an_export_that_cannot_be_written_is_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_an_export_that_cannot_be_written_is_reported(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
     async with bench() as it:
         await it.command("chat.export")
         await it.pilot.pause()

@@ -67,7 +67,9 @@ async def test_a_value_typed_for_a_chat_stays_in_it_when_another_is_shown(bench:
 
 
 @run
-async def test_an_invalid_value_is_reported_when_its_chat_or_the_drawer_goes(bench: Callable[..., Any]) -> None:
+async def test_an_invalid_value_is_reported_when_its_chat_or_the_drawer_goes(
+    bench: Callable[..., Any],
+) -> None:
     async with bench() as it:
         await it.say("hello")
         await it.pilot.press("ctrl+n", "f3")
