@@ -237,6 +237,8 @@ class EngineLifecycle:
         self.program.poller.stop()
         place, main = self.program.backend.elsewhere, self.program.main
         why = f"no link to {place} ({event.why}); reconnecting. Messages are queued"
+        if event.stopped:
+            why = f"{place}: {event.why}. Messages wait until it is started again"
         main.banner.say(why, fault=True)
         main.keybar.trouble, main.keybar.fault = "no link", True
 

@@ -149,7 +149,7 @@ class TestSignals:
                         json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
                         == "length"
                     )
-                list(watching.iter_lines())  # it ends on its own
+                assert "event: ending" in list(watching.iter_lines())  # it ends on its own, and says so
                 with pytest.raises(httpx.TransportError):
                     client.get("/health")
             assert process.wait(LIMIT) == 0
