@@ -78,6 +78,7 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
 def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
     notice = f"{_letters_are(busy)} replying on another screen. Wait for the end of the reply"
     context.app.notify(notice, severity="warning")
+    context.program.follow_others()
 
 
 def _check_edit(active: Conversation, newest: int) -> None:

@@ -195,6 +195,8 @@ async def test_a_reply_that_another_screen_receives_is_followed_without_a_key(
 async def test_of_two_messages_at_once_the_second_waits(
     bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
+    """It follows the reply that it waits for."""
+    monkeypatch.setattr("minichat.app._FOLLOW_EVERY", 0.15)
     async with bench(clock=Clock()) as it:
         await it.answered(await it.say("hello"), "good day")
         it.main.prompt.put("and here?")
@@ -205,6 +207,9 @@ async def test_of_two_messages_at_once_the_second_waits(
         assert (it.main.prompt.text, len(it.replies)) == ("and here?", 1)
         told = [("user", "from elsewhere", "done"), ("assistant", "", "streaming")]
         assert it.texts() == [("user", "hello", "done"), ("assistant", "good day", "done"), *told]
+        reply = it.app.chats.active.chat.messages[-1]
+        other.update(replace(reply, text="heard there", state="done"))
+        await it.until(lambda: it.texts()[-1] == ("assistant", "heard there", "done"))
 
 
 @run
