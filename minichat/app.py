@@ -310,6 +310,10 @@ class MinichatApp(Notices, inherit_bindings=False):
         with self.reporting_errors():
             if any(map(self.chats.replying_elsewhere, self.main.shown)) and self._following is None:
                 self._following = self.set_timer(_FOLLOW_EVERY, self._look_again)
+        if self.backend.elsewhere and self.lifecycle.alive:
+            for each in self.main.shown:
+                if each.messages and each.messages[-1].interrupted:  # that screen has ended
+                    self.ask(each.resume())
 
     def _look_again(self) -> None:
         self._following = None

@@ -117,7 +117,10 @@ class Store:
 
         def work(db: Db) -> Chat | None:
             found = queries.closed_last(db) if chat_id is None else chat_id
-            return None if found is None else queries.reopen(db, found)
+            if found is None:
+                return None
+            queries.reopen(db, found)
+            return queries.chat(db, found)
 
         return self._database.write(work)
 
@@ -195,7 +198,7 @@ class Store:
         """
 
         def work(db: Db) -> list[Message]:
-            queries.chat_row(db, chat_id)
+            queries.reopen(db, chat_id)  # another screen may have closed it
             if [each.id for each in queries.last_messages(db, chat_id, 1)] != ([newest] if newest else []):
                 raise ChatChanged
             if instead_of is not None:

@@ -172,6 +172,15 @@ def test_a_turn_takes_the_place_of_a_message_and_all_after_it(store: Store) -> N
     assert not store.update(replace(message, id=ids[3], text="late"))
 
 
+def test_a_turn_reopens_a_chat_that_another_screen_has_closed(opened: Opener) -> None:
+    here, there = opened(), opened()
+    chat = here.create_chat()
+    there.close_chat(chat.id)
+    assert there.create_chat().letter == chat.letter
+    here.add_turn(chat.id, 0, [Message(0, "user", "still here")])
+    assert [each.letter for each in there.open_chats()] == ["b", "a"]
+
+
 def test_of_two_turns_at_once_the_second_changes_nothing(opened: Opener) -> None:
     here, there = opened(), opened()
     chat = here.create_chat().id
