@@ -49,7 +49,7 @@ class LinkLost(Event):
 
     why: str
     ended: bool = False  # requests do not wait: it may never be back
-    stopped: bool = False  # the server has said that it ends
+    stopped: bool = False  # the user is stopping the engine; its running replies may end
 
 
 @dataclass(frozen=True, slots=True)

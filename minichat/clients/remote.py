@@ -158,6 +158,7 @@ class RemoteBackend:
 
     def lost(self, why: str, *, stopped: bool) -> None:
         self._lost_at = self._lost_at or time.monotonic()
+        stopped = stopped and self._home is not None  # a server elsewhere may also be restarting
         self._emit(LinkLost(0, self._now(), why, stopped=stopped))
 
     def back(self, hello: Hello) -> None:
