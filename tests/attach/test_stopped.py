@@ -11,7 +11,7 @@ from engine.api.params import SamplingParams
 from minichat.clients.protocol import LinkLost, Progress
 from minichat.models.residents import Resident, Waiting
 from tests.app.conftest import bench, run
-from tests.attach.conftest import attached, no_progress
+from tests.attach.conftest import Attached, attached, no_progress
 from tests.attach.test_screen import back, elsewhere
 from tests.server.conftest import Served, dry, serving
 
@@ -35,11 +35,17 @@ class StoppedHome:
         return STOPPED if told else ""
 
 
+async def ends(it: Attached, server: Served) -> None:
+    """End the server once the screen reads its events."""
+    await it.until(lambda: server.state.events._readers._waiting)
+    server.server.end()
+
+
 @run
 async def test_a_server_that_was_shut_down_is_waited_for(own: Served) -> None:
     """On another machine: it may be started again at any time."""
     async with attached(own) as it:
-        own.server.end()
+        await ends(it, own)
         await it.until(lambda: len(it.events_of(LinkLost)) == 2)
         events = it.events_of(LinkLost)
         assert [each.why for each in events] == ["the server is shutting down", "the server was stopped"]
@@ -55,7 +61,7 @@ async def test_an_engine_that_ended_is_attached_to_once_it_is_back(own: Served, 
     """Also after the user has tried it in vain."""
     home = StoppedHome()
     async with attached(own, home) as it:
-        own.server.end()
+        await ends(it, own)
         await it.until(lambda: [each.why for each in it.events_of(LinkLost) if each.ended] == [STOPPED])
         assert it.events_of(LinkLost)[0].stopped
         with pytest.raises(EngineDead, match=STOPPED):
