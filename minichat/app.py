@@ -110,7 +110,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         )
         self.main.context = self.context = self._context_of(found)
         self._load_css(found)
-        self.main.signals.chat_changed.connect(self._follow_others)
+        self.main.signals.chat_changed.connect(self.follow_others)
         self.poller = SnapshotPoller(
             backend,
             self.main.show_snapshot,
@@ -302,18 +302,22 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._checked_at = self.start.clock()
         with self.reporting_errors():
             self.chats.catch_up()
-        self._follow_others()
+        self.follow_others()
         self._themes.look()
 
-    def _follow_others(self) -> None:
+    def follow_others(self) -> None:
         """Look again in a moment if a reply that another screen receives is shown here."""
         with self.reporting_errors():
             if any(map(self.chats.replying_elsewhere, self.main.shown)) and self._following is None:
                 self._following = self.set_timer(_FOLLOW_EVERY, self._look_again)
+        if self.backend.elsewhere and self.lifecycle.alive:
+            for each in self.main.shown:
+                if each.messages and each.messages[-1].interrupted:  # that screen has ended
+                    self.ask(each.resume())
 
     def _look_again(self) -> None:
         self._following = None
-        self._follow_others()
+        self.follow_others()
 
     def copy_theme(self, name: str) -> Path:
         return self._themes.copy(name)

@@ -69,6 +69,9 @@ class Program(Protocol):
 
     def report(self, sentence: str) -> None: ...
 
+    def follow_others(self) -> None:
+        """Keep the replies up to date that another screen receives in the visible chats."""
+
     def reporting_errors(self) -> AbstractContextManager[None]:
         """Show errors of the disk and the store as notices instead of raising them."""
 

@@ -12,6 +12,13 @@ class ChatGone(StoreError):
         super().__init__("the chat was deleted, possibly in another window")
 
 
+class ChatChanged(StoreError):
+    """Another screen has written to the chat since this one has read it."""
+
+    def __init__(self) -> None:
+        super().__init__("another screen has just changed the chat; read what is new and send again")
+
+
 class MessageGone(StoreError):
     """The message was deleted, possibly by another screen."""
 

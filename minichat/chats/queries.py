@@ -55,13 +55,13 @@ def closed_last(db: Db) -> int | None:
     return row["id"] if row else None
 
 
-def reopen(db: Db, chat_id: int) -> Chat:
+def reopen(db: Db, chat_id: int) -> None:
+    """Mark the chat as open, with another letter if its own is in use."""
     row = chat_row(db, chat_id)
     if row["closed_at"] is not None:
         taken = taken_letters(db)
         letter = free_letter(taken) if row["letter"] in taken else row["letter"]
         update_chat(db, chat_id, {"closed_at": None, "letter": letter})
-    return chat(db, chat_id)
 
 
 def listing(db: Db, limit: int) -> list[ChatLine]:

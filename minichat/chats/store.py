@@ -7,7 +7,7 @@ other's work. Disk problems are reported in `notices`, and the store keeps worki
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
+from minichat.chats.errors import ChatChanged
 from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State, chat_key
 from minichat.chats.queries import PAGE, Db
@@ -116,7 +117,10 @@ class Store:
 
         def work(db: Db) -> Chat | None:
             found = queries.closed_last(db) if chat_id is None else chat_id
-            return None if found is None else queries.reopen(db, found)
+            if found is None:
+                return None
+            queries.reopen(db, found)
+            return queries.chat(db, found)
 
         return self._database.write(work)
 
@@ -178,10 +182,33 @@ class Store:
         """
         return self._database.write(lambda db: queries.update_message(db, message))
 
-    def cut(self, chat_id: int, message_id: int) -> None:
-        """Delete the message and all after it, before an edited or regenerated one replaces them."""
-        delete = "DELETE FROM messages WHERE chat_id = ? AND id >= ?"
-        self._database.write(lambda db: db.execute(delete, (chat_id, message_id)))
+    def add_turn(
+        self,
+        chat_id: int,
+        newest: int,
+        messages: Sequence[Message],
+        *,
+        instead_of: int | None = None,
+        title: str | None = None,
+    ) -> list[Message]:
+        """Add messages, maybe in place of one and all after it, and maybe a title. Return them as stored.
+
+        Raise ChatChanged unless `newest` is the chat's last message (0: it has none). So of two screens that
+        answer the same message, the second changes nothing.
+        """
+
+        def work(db: Db) -> list[Message]:
+            queries.reopen(db, chat_id)  # another screen may have closed it
+            if [each.id for each in queries.last_messages(db, chat_id, 1)] != ([newest] if newest else []):
+                raise ChatChanged
+            if instead_of is not None:
+                db.execute("DELETE FROM messages WHERE chat_id = ? AND id >= ?", (chat_id, instead_of))
+            if title is not None:
+                queries.update_chat(db, chat_id, {"title": storable(title)})
+            added = [replace(message, at=self._clock()) for message in messages]
+            return [replace(each, id=queries.insert_message(db, chat_id, each)) for each in added]
+
+        return self._database.write(work)
 
     def older(self, chat_id: int, before: int, limit: int = 50) -> list[Message]:
         """A page of messages before that id, in chronological order."""

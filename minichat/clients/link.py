@@ -33,6 +33,13 @@ class Cut(Exception):
     """The connection is lost; the message says why."""
 
 
+class Stopping(Cut):
+    """The server shuts down, and has said so."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
 class Foreign(EngineError):
     """The response is not from our engine but from a proxy or another program."""
 
@@ -48,23 +55,36 @@ class Hello(NamedTuple):
 class Watcher(Protocol):
     """Receives changes of the connection's state."""
 
-    def lost(self, why: str) -> None: ...
+    def lost(self, why: str, *, stopped: bool) -> None:
+        """Requests wait until it is back. `stopped`: the server has said that it ends."""
+        ...
 
     def back(self, hello: Hello) -> None: ...
 
     def ended(self, why: str) -> None:
-        """It will not reconnect automatically."""
+        """Requests fail: the server refuses this screen, or has ended; in the latter case it may be back."""
         ...
 
 
 class NoWatcher:
     """A watcher that ignores everything, for one or two requests."""
 
-    def lost(self, why: str) -> None: ...
+    def lost(self, why: str, *, stopped: bool) -> None: ...
 
     def back(self, hello: Hello) -> None: ...
 
     def ended(self, why: str) -> None: ...
+
+
+class Gone(Protocol):
+    """Says why the server has ended for certain; empty while it may answer. `told`: it has said so itself."""
+
+    def __call__(self, *, told: bool) -> str: ...
+
+
+def _maybe_back(*, told: bool) -> str:
+    """A server on another machine may come back at any time."""
+    return ""
 
 
 class Link:
@@ -74,12 +94,12 @@ class Link:
         self,
         address: Address,
         watcher: Watcher | None = None,
-        gone: Callable[[], str] = lambda: "",
+        gone: Gone = _maybe_back,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`transport`: how requests are sent; by default over the network."""
         self.address, self._transport = address, transport
-        self._watcher, self._gone = watcher or NoWatcher(), gone  # gone: why the server has ended for certain
+        self._watcher, self._gone = watcher or NoWatcher(), gone
         self._client: httpx.AsyncClient | None = None
         self._up = asyncio.Event()
         self._over = "not connected yet"
@@ -114,7 +134,7 @@ class Link:
             try:
                 return _read(await _send(client, method, path, body))
             except Cut as cut:
-                self.cut(str(cut))
+                self.cut(cut)
 
     async def follow(self, path: str, last: Callable[[], str]) -> AsyncIterator[ServerEvent]:
         """Yield events after the id that `last` returns, resuming after each cut, until the event `end`."""
@@ -128,18 +148,23 @@ class Link:
                             return
                 raise Cut("the server closed the stream")
             except Cut as cut:
-                self.cut(str(cut))
+                self.cut(cut)
 
     async def ready(self) -> None:
         """Wait until the connection is up; raise if it will not come back."""
         await self._wait()
 
-    def cut(self, why: str) -> None:
+    def cut(self, cut: Cut) -> None:
         """Mark the connection as down. Each user notices independently; the first one starts reconnecting."""
         if self._up.is_set() and not self._over:
             self._up.clear()
-            self._watcher.lost(why)
-            self._returning = asyncio.create_task(self._restore(why), name="link")
+            self._watcher.lost(str(cut), stopped=isinstance(cut, Stopping))
+            self._returning = asyncio.create_task(self._restore(cut), name="link")
+
+    def await_return(self) -> None:
+        """Look for a server that has ended, while requests fail."""
+        self._client = self._client or _client(self.address, self._transport)
+        self._returning = asyncio.create_task(self._restore(Cut(self._over)), name="link")
 
     async def _wait(self) -> httpx.AsyncClient:
         while not self._up.is_set() and not self._over:
@@ -148,25 +173,30 @@ class Link:
             raise EngineDead(self._over)
         return self._client
 
-    async def _restore(self, why: str) -> None:
+    async def _restore(self, known: Cut) -> None:
         """Reconnect, first immediately and then with growing pauses."""
-        pause = _FIRST_PAUSE
+        pause, why, stopped = _FIRST_PAUSE, str(known), isinstance(known, Stopping)
         while True:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # jitter
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
             try:
                 hello = await self._hello()
             except Cut as cut:
-                if gone := self._gone():
+                stopped = stopped or isinstance(cut, Stopping)
+                if self._over:
+                    continue
+                if gone := self._gone(told=stopped):
                     self._end(gone)
-                    return
-                if str(cut) != why:
-                    why = str(cut)
-                    self._watcher.lost(why)
+                    continue
+                now = "the server was stopped" if stopped and not isinstance(cut, Stopping) else str(cut)
+                if now != why:
+                    why = now
+                    self._watcher.lost(why, stopped=stopped)
             except EngineError as error:  # the server answers but refuses us
                 self._end(str(error))
                 return
             else:
+                self._over = ""
                 self._watcher.back(hello)
                 self._up.set()
                 return
@@ -264,7 +294,7 @@ def _refusal(response: httpx.Response, answer: Any) -> Exception:
                 f"{problem}; use --api-key-file FILE or set {KEY_VARIABLE} "
                 "(the server prints at startup where the key is stored)"
             )
-        return Cut(str(error)) if isinstance(error, Ending) else error
+        return Stopping() if isinstance(error, Ending) else error
     if response.status_code in _BETWEEN:
         return Cut(f"{response.status_code} {response.reason_phrase}")
     return Foreign(f"{response.status_code} {response.reason_phrase}")

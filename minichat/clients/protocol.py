@@ -48,7 +48,8 @@ class LinkLost(Event):
     """The connection to a remote engine is lost. Requests wait for it."""
 
     why: str
-    ended: bool = False  # it will not reconnect automatically
+    ended: bool = False  # requests do not wait: it may never be back
+    stopped: bool = False  # the user is stopping the engine; its running replies may end
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.api.wire import check_version, decode_delta, decode_event, decode_snapshot, params_to_json
 from minichat.clients.address import Address
-from minichat.clients.link import Hello, Link
+from minichat.clients.link import Hello, Link, Stopping
 from minichat.clients.protocol import LinkBack, LinkLost, Pace, Past, Progress, Prompt
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class Home(Protocol):
         """Make sure that the engine is running and ready, or raise."""
         ...
 
-    def gone(self) -> str:
-        """Why the engine will not answer again; empty while it may."""
+    def gone(self, *, told: bool) -> str:
+        """Why the engine has ended; empty while it runs. `told`: its server has said that it ends."""
         ...
 
 
@@ -112,7 +112,7 @@ class RemoteBackend:
 
     def __init__(self, address: Address, home: Home | None = None) -> None:
         self._address, self._home = address, home
-        self._link = Link(address, self, home.gone if home else lambda: "")
+        self._link = Link(address, self, home.gone) if home else Link(address, self)
         self._boot, self._has_template = "", True
         self._handlers: list[Callable[[Sequence[Event]], None]] = []
         self._listener: asyncio.Task[None] | None = None
@@ -137,29 +137,39 @@ class RemoteBackend:
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
             await self._link.close()  # it would find the next engine while `ensure` still starts it
-            await self._home.ensure(progress)
+            try:
+                await self._home.ensure(progress)
+            except EngineError:
+                self._link.await_return()
+                raise
         self._take_hello(await self._link.open())
+        self._lost_at = 0.0
+        self._listen_anew()
+        return await self.snapshot()
+
+    def _listen_anew(self) -> None:
         if self._listener is not None:
             self._listener.cancel()
         self._listener = asyncio.create_task(self._listen(), name="events")
-        return await self.snapshot()
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
         """Reconnect to a lost engine. A remote engine's model cannot be changed from here."""
         return await self.load(progress)
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: str, *, stopped: bool) -> None:
         self._lost_at = self._lost_at or time.monotonic()
-        self._emit(LinkLost(0, self._now(), why))
+        stopped = stopped and self._home is not None  # a server elsewhere may also be restarting
+        self._emit(LinkLost(0, self._now(), why, stopped=stopped))
 
     def back(self, hello: Hello) -> None:
         restarted = hello.boot != self._boot
         seconds, self._lost_at = time.monotonic() - self._lost_at, 0.0
         self._take_hello(hello)
+        if self._listener is None or self._listener.done():  # the link had ended
+            self._listen_anew()
         self._emit(LinkBack(0, self._now(), seconds, restarted))
 
     def ended(self, why: str) -> None:
-        self._lost_at = 0.0
         self._emit(LinkLost(0, self._now(), why, ended=True))
 
     def _take_hello(self, hello: Hello) -> None:
@@ -244,6 +254,8 @@ class RemoteBackend:
                 if message.kind == "event":
                     self._last_event = message.id
                     self._emit(decode_event(json.loads(message.data)))
+                elif message.kind == "ending":
+                    self._link.cut(Stopping())
         except EngineDead:
             return  # the link has reported it
         except (EngineError, ValueError) as error:

@@ -37,7 +37,7 @@ class EngineLifecycle:
         self.meter = ProgressMeter()
         self.tell: Callable[[str], None] | None = None  # set by an open model dialog
         self.fetch = fetch
-        self._tried_again = self._restarting = False
+        self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
         self._asked_at = -_SURE_WITHIN
 
@@ -46,6 +46,8 @@ class EngineLifecycle:
         """Why every request would fail now, and what to do. Empty if requests run, or wait for the engine."""
         if self._restarting:
             return "The engine is being restarted. Wait until it is ready"
+        if self._stopping:
+            return "The engine is being stopped. Send messages when it runs again"
         if not self.trouble:
             return ""
         return f"There is no engine. {self._ways[0]}"
@@ -140,7 +142,7 @@ class EngineLifecycle:
 
     def _started(self, snapshot: Snapshot) -> None:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
-        self._tried_again = self._restarting = False
+        self._tried_again = self._restarting = self._stopping = False
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
             self.report_loss(f"the engine has stopped: {snapshot.error}")
             return
@@ -201,7 +203,7 @@ class EngineLifecycle:
         """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
         self.trouble = reason
         self._failed = error
-        self._restarting = False
+        self._restarting = self._stopping = False
         self._say_loss()
         self.program.main.label()  # nothing can be retried
 
@@ -237,8 +239,12 @@ class EngineLifecycle:
         self.program.poller.stop()
         place, main = self.program.backend.elsewhere, self.program.main
         why = f"no link to {place} ({event.why}); reconnecting. Messages are queued"
+        if event.stopped:
+            why = f"{place} is being stopped; running replies may end"
         main.banner.say(why, fault=True)
-        main.keybar.trouble, main.keybar.fault = "no link", True
+        main.keybar.trouble, main.keybar.fault = "stopping" if event.stopped else "no link", True
+        self._stopping = event.stopped
+        main.label()
 
     def reconnected(self, event: LinkBack) -> None:
         self.trouble = ""

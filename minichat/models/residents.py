@@ -244,8 +244,14 @@ class Waiting:
                 await asyncio.sleep(_LOOK_EVERY)
         raise EngineError(f"{died}, and its server cannot be stopped")
 
-    def gone(self) -> str:
-        return "" if self.resident.running() else f"the engine has stopped; see {self.resident.log}"
+    def gone(self, *, told: bool) -> str:
+        """Why the engine has ended; empty while it runs. `told`: its server has said that it ends."""
+        resident = self.resident
+        if resident.running():
+            return ""
+        if told:
+            return f"the engine {resident.name} was stopped; start it again: {resident.up}"
+        return f"the engine has stopped; see {resident.log}"
 
 
 def residents(folder: Path) -> list[Resident]:

@@ -68,6 +68,11 @@ class Conversation:
         return [*self.chat.messages[:-1], self._written(self.run)]
 
     @property
+    def newest(self) -> int:
+        """The id of the last message; 0 if there is none."""
+        return self.chat.messages[-1].id if self.chat.messages else 0
+
+    @property
     def color(self) -> int:
         return color_index(self.chat.letter)
 
@@ -77,14 +82,13 @@ class Conversation:
         """Send a message and start a reply. If a message is being edited, `replace` it."""
         if self.streaming:
             return
-        own = own_title(self.chat.title, self.chat.messages[0].text if self.chat.messages else "")
-        if replace and self.editing is not None:
-            self._cut(self.editing)
+        messages, edited = self.chat.messages, self.editing if replace else None
+        own = own_title(self.chat.title, messages[0].text if messages else "")
+        first = not self.chat.earlier and (not messages or messages[0].id == edited)
+        title = title_from(text) if first and not own else None
+        self._answer(Message(0, "user", text, attachments=attachments), instead_of=edited, title=title)
+        if replace:
             self.editing = None
-        if not own and not self.chat.messages and not self.chat.earlier:
-            self.rename(title_from(text))
-        self._append(self.services.store.append(self.chat.id, "user", text, attachments=attachments))
-        self._answer()
 
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
@@ -92,8 +96,7 @@ class Conversation:
         found = [message for message in replies if message_id in (None, message.id)]
         if self.streaming or not found:
             return False
-        self._cut(found[-1].id)
-        self._answer()
+        self._answer(instead_of=found[-1].id)
         return True
 
     def edit(self, message_id: int | None = None) -> str | None:
@@ -262,12 +265,18 @@ class Conversation:
         if self.view is not None:
             self.view.add_text(added, "")
 
-    def _answer(self) -> None:
-        message = self.services.store.append(
-            self.chat.id, "assistant", "", state="streaming", params=changed_from_default(self.chat.params)
-        )
-        self._append(message)
-        self._run(message, self._submit)
+    def _answer(self, *said: Message, instead_of: int | None = None, title: str | None = None) -> None:
+        """Add what is said and start a reply, maybe in place of a message and all after it."""
+        chat, params = self.chat, changed_from_default(self.chat.params)
+        turn = (*said, Message(0, "assistant", "", state="streaming", params=params))
+        added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)
+        chat.title = chat.title if title is None else title
+        if instead_of is not None:
+            chat.messages = [message for message in chat.messages if message.id < instead_of]
+            self.show_messages()
+        for message in added:
+            self._append(message)
+        self._run(added[-1], self._submit)
 
     def _run(self, message: Message, begin: Begin) -> None:
         now = self.services.clock()
@@ -385,12 +394,6 @@ class Conversation:
         self.chat.messages.append(message)
         if self.view is not None:
             self.view.add_message(message)
-
-    def _cut(self, message_id: int) -> None:
-        """Delete the message and all after it."""
-        self.services.store.cut(self.chat.id, message_id)
-        self.chat.messages = [message for message in self.chat.messages if message.id < message_id]
-        self.show_messages()
 
     def show_messages(self) -> None:
         """Redraw the chat, if it is on the screen."""

@@ -138,6 +138,10 @@ class OpenChats:
                 with suppress(ChatGone):  # reported on the next write to it
                     self._reread(each)
 
+    def outdated(self, conversations: Sequence[Conversation]) -> None:
+        """Another screen has changed these chats."""
+        self._behind |= {each.chat.id for each in conversations}
+
     def replying_elsewhere(self, conversation: Conversation) -> bool:
         """Whether another screen receives a reply in this chat. Loads its changes first."""
         self.catch_up()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minichat.chats.errors import StoreError
+from minichat.chats.errors import ChatChanged, MessageGone, StoreError
 from minichat.chats.model import Message
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
@@ -28,16 +28,21 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         warn_busy(context, busy)
         return
     try:
+        newest = active.newest
         if busy := [each for each in to if context.chats.replying_elsewhere(each)]:
             _give_back(context, text, active)
             warn_busy_elsewhere(context, busy)
             return
+        _check_edit(active, newest)
         files = attach(text, [*context.program.start.first.piped, *active.files()])
         edited = active.editing is not None
         for conversation in to:
             conversation.send(text, files, replace=conversation is active)
         if len(to) > 1:
             context.signals.broadcast(to)
+    except ChatChanged as error:
+        _give_back(context, text, active)
+        _warn_changed(context, to, error)
     except (CannotAttach, StoreError) as error:
         _give_back(context, text, active)
         context.program.report(one_line(str(error)))
@@ -61,8 +66,12 @@ def retry(context: Context, message_id: int | None = None) -> None:
         warn_busy(context, [active])
     elif context.chats.replying_elsewhere(active):
         warn_busy_elsewhere(context, [active])
-    elif not active.retry(message_id):
-        context.app.notify("There is no finished reply to regenerate", severity="warning")
+    else:
+        try:
+            if not active.retry(message_id):
+                context.app.notify("There is no finished reply to regenerate", severity="warning")
+        except ChatChanged as error:
+            _warn_changed(context, [active], error)
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
@@ -73,6 +82,27 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
 def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
     notice = f"{_letters_are(busy)} replying on another screen. Wait for the end of the reply"
     context.app.notify(notice, severity="warning")
+    context.program.follow_others()
+
+
+def _check_edit(active: Conversation, newest: int) -> None:
+    """Refuse an edit of a deleted message, or one that removes messages after `newest`, which are unseen."""
+    if active.editing is None:
+        return
+    if active.editing not in [message.id for message in active.chat.messages]:
+        active.editing = None
+        raise MessageGone
+    if active.newest != newest:
+        raise ChatChanged
+
+
+def _warn_changed(context: Context, to: Sequence[Conversation], error: ChatChanged) -> None:
+    """Another screen was faster. Show what it has written."""
+    context.chats.outdated(to)
+    if busy := [each for each in to if context.chats.replying_elsewhere(each)]:
+        warn_busy_elsewhere(context, busy)
+    else:
+        context.program.report(str(error))
 
 
 def _letters_are(busy: Sequence[Conversation]) -> str:

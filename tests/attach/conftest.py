@@ -10,7 +10,7 @@ import pytest
 from engine.api.events import Delta, Event
 from minichat.clients.address import Address
 from minichat.clients.protocol import LinkBack, LinkLost
-from minichat.clients.remote import RemoteBackend
+from minichat.clients.remote import Home, RemoteBackend
 from tests.attach.proxy import Proxy
 from tests.server.conftest import KEY, Served, dry, served, serving, slow
 from tests.waiting import until
@@ -53,9 +53,9 @@ def text_of(deltas: Sequence[Delta]) -> str:
 
 
 @asynccontextmanager
-async def attached(server: Served) -> AsyncIterator[Attached]:
+async def attached(server: Served, home: Home | None = None) -> AsyncIterator[Attached]:
     proxy = Proxy(server.port)
-    backend = RemoteBackend(Address(proxy.url, key=KEY))
+    backend = RemoteBackend(Address(proxy.url, key=KEY), home)
     one = Attached(backend, proxy)
     backend.subscribe(one.receive)
     try:

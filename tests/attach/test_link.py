@@ -243,7 +243,7 @@ async def test_the_link_is_down_while_the_engine_is_replaced(own: Served) -> Non
                 with pytest.raises(EngineDead, match="the connection was closed"):
                     await it.backend.snapshot()
 
-            def gone(self) -> str:
+            def gone(self, *, told: bool) -> str:
                 return ""
 
         it.backend._home = Replacing()
@@ -258,14 +258,6 @@ async def test_a_silent_connection_counts_as_cut(slow: Served, monkeypatch: pyte
         await it.lost()
         assert it.events_of(LinkLost)[0].why == "it stopped responding"
         assert not (await it.back()).restarted
-
-
-@run
-async def test_a_server_that_shuts_down_is_waited_for(own: Served) -> None:
-    async with attached(own) as it:
-        own.server.end()
-        await it.lost()
-        assert not it.events_of(LinkLost)[-1].ended
 
 
 def untrusted(code: int) -> SSLCertVerificationError:

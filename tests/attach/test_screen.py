@@ -1,7 +1,9 @@
 """A screen on an engine that outlives it: cut links, and replies that the next screen resumes."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,11 @@ import pytest
 from engine.api.params import SamplingParams
 from minichat.app import MinichatApp
 from minichat.chats.queries import INTERRUPTED
+from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.clients.protocol import LinkBack, LinkLost, Past
+from minichat.session.resuming import tag_of
+from minichat.shell.paths import locate
 from minichat.ui.monitor.figures import clock_time
 from tests.app.conftest import bench, run, snapshot
 from tests.cases import SIZES
@@ -272,6 +277,26 @@ async def test_a_link_lost_during_the_resume_keeps_the_stored_text(bench: Callab
         await it.pilot.press("ctrl+q")
     async with bench(backend=elsewhere()) as it:
         assert it.texts()[-1][1] == "half "
+
+
+@run
+async def test_a_reply_is_taken_over_from_a_screen_that_was_killed(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = elsewhere()
+    async with bench(backend=backend) as it:
+        await it.answered(await it.say("hello"), "good day")
+        other = Store(locate({"HOME": str(tmp_path)}).chats)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)  # larger than any process id
+            left = other.append(it.app.chats.active.chat.id, "assistant", "half", state="streaming")
+        reply = FakeReply(7, "", SamplingParams())
+        reply.say("half a loaf")
+        reply.end()
+        backend.past[tag_of(left)] = Past(reply, age=5.0, first=1.0, lasted=2.0)
+        it.app.on_app_focus()
+        await it.until(lambda: it.texts()[-1] == ("assistant", "half a loaf", "done"))
+        other.close()
 
 
 @run

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.api.params import SamplingParams
-from minichat.chats.errors import ChatGone, MessageGone
+from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import color_index, free_letter
-from minichat.chats.model import Attachment, ReplyStats, title_from
+from minichat.chats.model import Attachment, Message, ReplyStats, title_from
 from minichat.chats.store import Store
 
 from .conftest import Opener
@@ -103,7 +103,7 @@ def test_a_fork_holds_the_messages_up_to_the_given_one(store: Store) -> None:
     with_file = store.append(chat.id, "user", "@a", attachments=(Attachment("a", "text"),))
     assert store.fork(chat.id, with_file.id).messages[-1].attachments == with_file.attachments
     store.delete_chat(store.open_chats()[-1].id)
-    store.cut(chat.id, with_file.id)
+    store.add_turn(chat.id, store.history(chat.id)[-1].id, (), instead_of=with_file.id)
     fork = store.fork(chat.id, ids[2])
     assert (fork.title, fork.system, fork.params, fork.letter) == (
         "tale (fork)",
@@ -155,15 +155,43 @@ def test_a_deleted_chat_is_gone_permanently(store: Store, path: Path) -> None:
     assert b"xyzzy" not in path.read_bytes()
 
 
-def test_cut_removes_the_message_and_all_after_it(store: Store) -> None:
+def test_a_turn_takes_the_place_of_a_message_and_all_after_it(store: Store) -> None:
     chat, other = store.create_chat(), store.create_chat()
     ids = talk(store, chat.id, 4)
     store.append(other.id, "user", "stays")
-    store.cut(chat.id, ids[2])
-    assert [message.id for message in store.history(chat.id)] == ids[:2]
-    assert len(store.history(other.id)) == 1
+    said = (Message(0, "user", "instead"), Message(0, "assistant", "", state="streaming"))
+    added = store.add_turn(chat.id, ids[-1], said, instead_of=ids[2], title="instead")
+    assert [(each.role, each.text, each.state) for each in added] == [
+        ("user", "instead", "done"),
+        ("assistant", "", "streaming"),
+    ]
+    assert store.history(chat.id)[2:] == added and added[0].at < added[1].at
+    assert [message.id for message in store.history(chat.id)[:2]] == ids[:2]
+    assert (len(store.history(other.id)), store.chat(chat.id).title) == (1, "instead")
     message = store.history(other.id)[0]
     assert not store.update(replace(message, id=ids[3], text="late"))
+
+
+def test_a_turn_reopens_a_chat_that_another_screen_has_closed(opened: Opener) -> None:
+    here, there = opened(), opened()
+    chat = here.create_chat()
+    there.close_chat(chat.id)
+    assert there.create_chat().letter == chat.letter
+    here.add_turn(chat.id, 0, [Message(0, "user", "still here")])
+    assert [each.letter for each in there.open_chats()] == ["b", "a"]
+
+
+def test_of_two_turns_at_once_the_second_changes_nothing(opened: Opener) -> None:
+    here, there = opened(), opened()
+    chat = here.create_chat().id
+    newest = 0  # none yet
+    for _ in range(2):
+        added = there.add_turn(chat, newest, [Message(0, "user", "first")])
+        before = here.history(chat)
+        with pytest.raises(ChatChanged):
+            here.add_turn(chat, newest, [Message(0, "user", "x")], instead_of=newest, title="x")
+        assert here.history(chat) == before and not here.chat(chat).title
+        newest = added[-1].id
 
 
 def test_the_list_shows_the_most_recently_used_chat_first(store: Store) -> None:

@@ -86,8 +86,9 @@ class TwoScreens(RuleBasedStateMachine):
         messages = self.known[chat].messages
         if messages:
             place = data.draw(st.sampled_from(sorted(messages)))
-            self.stores[screen].cut(chat, place)
+            self.stores[screen].add_turn(chat, max(messages), (), instead_of=place)
             self.known[chat].messages = {id: message for id, message in messages.items() if id < place}
+            self.reopened(chat)
 
     @rule(screen=either, chat=chats)
     def close_chat(self, screen: int, chat: int) -> None:

@@ -87,6 +87,9 @@ class Server(uvicorn.Server):
             self.leave_nothing()
             os._exit(128 + number)
         self.should_exit = True
+        with suppress(RuntimeError):  # nothing is served yet
+            # Tell those who watch: a second signal may come before uvicorn looks at `should_exit`.
+            asyncio.get_running_loop().call_soon_threadsafe(self._drain.begin)
 
 
 def server(

@@ -20,7 +20,7 @@ KEPT = 4096
 
 @dataclass(slots=True)
 class Note:
-    """One item of the stream: an event, a snapshot or a gap. Only events have an id."""
+    """One item of the stream: an event, a snapshot, a gap or the server's end. Only events have an id."""
 
     kind: str
     data: bytes
@@ -68,7 +68,7 @@ class EventHistory:
     async def follow(self, last: str | None, every: float | None) -> AsyncIterator[Note]:
         """Yield events after the id `last`, or from now on, and a snapshot every `every` seconds.
 
-        Ends at shutdown.
+        At shutdown it says so and ends.
         """
         at, missed = self._place(last)
         if missed != 0:
@@ -88,6 +88,7 @@ class EventHistory:
                 timeout = self._pulse if every is None else max(0.0, shot_at - monotonic())
                 if not await self._readers.wait(timeout) and every is None:
                     yield _STILL_HERE
+        yield Note("ending", sse.encoded({}))
 
     def _place(self, last: str | None) -> tuple[int, int | None]:
         """Return where to resume and how many events are lost; None: unknown, `last` is of another run."""

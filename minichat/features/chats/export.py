@@ -5,11 +5,13 @@ from itertools import chain, count
 
 from engine.api.places import expanded
 from minichat.chats.errors import BadExport
+from minichat.chats.store import Store
 from minichat.features.chats.chats import reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.shell.paths import private_folder, read_file
 from minichat.ui.dialogs.ask import AskScreen
 
+_FORMATS = {".md": Store.export_markdown, ".json": Store.export_json}  # by the extension of the file
 _LONGEST = 60  # characters of a file's name; a file system takes 255 bytes, and a character has up to four
 
 
@@ -24,11 +26,13 @@ def export(context: Context) -> None:
             return
         file = expanded(answer.strip())
         if os.path.exists(file) and (file.is_file() or file.is_fifo()):  # opening a pipe may wait forever
-            program.report(f"{file} already exists. Choose another name")
+            refuse(answer, f"{file} already exists. Choose another name")
             return
-        store = context.chats.services.store
+        if (write := _FORMATS.get(file.suffix.lower())) is None:
+            refuse(answer, f"Cannot export to {file}: the name must end in .md (Markdown) or .json")
+            return
         with program.reporting_errors():
-            text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
+            text = write(context.chats.services.store, chat.id)
             try:
                 if file.parent == paths.exports:
                     private_folder(file.parent)
@@ -38,9 +42,16 @@ def export(context: Context) -> None:
             else:
                 context.app.notify(f"Exported to {file.absolute()}")
 
+    def refuse(answer: str, why: str) -> None:
+        program.report(why)
+        ask(answer, refused=True)
+
+    def ask(given: str, *, refused: bool = False) -> None:
+        context.app.push_screen(AskScreen("Export to a file (.md or .json)", given, refused=refused), take)
+
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
-    context.app.push_screen(AskScreen("Export to a file (.md or .json)", str(free)), take)
+    ask(str(free))
 
 
 def import_(context: Context) -> None:

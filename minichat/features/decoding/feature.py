@@ -90,6 +90,15 @@ class DecodingPanel(DecodingDrawer):
                 with self.context.program.reporting_errors():
                     each.tune(event.params)
 
+    @on(Knobs.Refused)
+    def _refused(self, event: Knobs.Refused) -> None:
+        """Report it, unless the drawer shows it."""
+        if self.display and event.strategies is self.knobs.strategies:
+            return
+        for each in self.context.chats:
+            if each.strategies is event.strategies:
+                self.context.program.report(f"Chat {each.chat.letter.upper()} is not changed. {event.why}")
+
     @on(Knobs.SaveRequested)
     async def _save(self) -> None:
         await self.context.run(SAVE)
@@ -155,10 +164,11 @@ def ask_for_grammar(context: Context) -> None:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
                 context.program.report(str(error))
-                ask(answer)  # to be corrected
+                ask(answer, refused=True)
 
-    def ask(given: str) -> None:
-        context.app.push_screen(AskScreen("Grammar: the file of a JSON schema, or a /regex/", given), take)
+    def ask(given: str, *, refused: bool = False) -> None:
+        question = "Grammar: the file of a JSON schema, or a /regex/"
+        context.app.push_screen(AskScreen(question, given, refused=refused), take)
 
     ask(f"/{held.text}/" if held and held.kind == "regex" else "")
 

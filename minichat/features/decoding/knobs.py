@@ -64,6 +64,13 @@ class Knobs(Widget, can_focus=True):
             super().__init__()
             self.params, self.strategies = params, strategies
 
+    class Refused(Message):
+        """A value that was typed for the chat that has these strategies is invalid."""
+
+        def __init__(self, why: str, strategies: Strategies) -> None:
+            super().__init__()
+            self.why, self.strategies = why, strategies
+
     class SaveRequested(Message):
         """The user wants to save the settings as a preset."""
 
@@ -312,6 +319,8 @@ class Knobs(Widget, can_focus=True):
             self._set(row, parsed(row, typing.text))
         except BadParams as error:
             self._refuse(error)
+        if self.trouble:
+            self.post_message(self.Refused(self.trouble, self.strategies))
 
     def _set(self, knob: Knob, value: object) -> None:
         try:

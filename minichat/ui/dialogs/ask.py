@@ -18,7 +18,12 @@ class AskScreen(Dialog[str]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+s", "take", show=False)]
 
-    def __init__(self, question: str, answer: str = "", *, lines: bool = False) -> None:
+    def __init__(
+        self, question: str, answer: str = "", *, lines: bool = False, refused: bool = False
+    ) -> None:
+        """`answer` fills the field. One line of it is selected, so that typing replaces it, unless it is
+        the user's own that was `refused` and needs a correction.
+        """
         super().__init__()
         self._question, self._lines = question, lines
         self._given = enterable(answer)
@@ -26,7 +31,7 @@ class AskScreen(Dialog[str]):
         if lines:
             self._field = Editor(self._given, soft_wrap=True, highlight_cursor_line=False)
         else:
-            self._field = Input(self._given, select_on_focus=False)
+            self._field = Input(self._given, select_on_focus=not refused)
         self._field.cursor_blink = False
 
     def compose(self) -> ComposeResult:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from minichat.chats.model import ReplyStats
+from minichat.chats.model import Message, ReplyStats
 from minichat.chats.store import Store
+from minichat.session.conversation import Conversation
+from minichat.session.open_chats import OpenChats
 from minichat.shell.paths import locate
 from tests.app.conftest import Clock, run
 
@@ -30,6 +32,24 @@ def living(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Write as another living process."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", os.getppid)
+        yield
+
+
+@contextmanager
+def a_moment_before(monkeypatch: pytest.MonkeyPatch, other: Store, chat: int) -> Iterator[None]:
+    """Another screen sends a message after this one has looked for changes, and before it writes its own."""
+    looked = OpenChats.replying_elsewhere
+
+    def look(chats: OpenChats, conversation: Conversation) -> bool:
+        before = looked(chats, conversation)
+        with living(monkeypatch):
+            said = (Message(0, "user", "from elsewhere"), Message(0, "assistant", "", state="streaming"))
+            other.add_turn(chat, other.history(chat)[-1].id, said)
+        patch.undo()
+        return before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenChats, "replying_elsewhere", look)
         yield
 
 
@@ -182,3 +202,48 @@ async def test_quitting_keeps_what_was_typed_on_the_other_screen(
         await it.pilot.press("ctrl+q")
         await it.until(lambda: not it.app.is_running)
     assert [other.chat(each).draft for each in (first, second)] == ["typed elsewhere", "here"]
+
+
+@run
+@pytest.mark.parametrize("key", ["enter", "alt+r"])
+async def test_of_two_messages_at_once_the_second_waits(
+    bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """It follows the reply that it waits for."""
+    monkeypatch.setattr("minichat.app._FOLLOW_EVERY", 0.15)
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("hello"), "good day")
+        it.main.prompt.put("and here?")
+        with a_moment_before(monkeypatch, other, it.app.chats.active.chat.id):
+            await it.pilot.press(key)
+            notice = "A is replying on another screen. Wait for the end of the reply"
+            await it.until(lambda: it.notices() == [notice])
+        assert (it.main.prompt.text, len(it.replies)) == ("and here?", 1)
+        told = [("user", "from elsewhere", "done"), ("assistant", "", "streaming")]
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "good day", "done"), *told]
+        reply = it.app.chats.active.chat.messages[-1]
+        other.update(replace(reply, text="heard there", state="done"))
+        await it.until(lambda: it.texts()[-1] == ("assistant", "heard there", "done"))
+
+
+@run
+async def test_an_edit_does_not_remove_unseen_messages(bench: Callable[..., Any], other: Store) -> None:
+    """The user is asked to read them; a message that is gone is not edited."""
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("hello"), "good day")
+        chat = it.app.chats.active.chat
+        await it.pilot.press("alt+e")
+        writes(other, chat.id)
+        await it.pilot.press("!", "enter")
+        notice = "another screen has just changed the chat; read what is new and send again"
+        await it.until(lambda: notice in it.notices())
+        assert (it.main.prompt.text, it.texts()[-1][1]) == ("hello!", "heard there")
+        ids = [each.id for each in other.history(chat.id)]
+        said = Message(0, "user", "instead")
+        other.add_turn(chat.id, ids[-1], [said], instead_of=ids[0])
+        await it.pilot.press("enter")
+        await it.until(lambda: "the message was deleted, possibly in another window" in it.notices())
+        assert (it.main.prompt.text, it.texts()) == ("hello!", [("user", "instead", "done")])
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        assert [turn["content"] for turn in it.replies[-1].prompt] == ["instead", "hello!"]

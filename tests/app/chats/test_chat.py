@@ -108,7 +108,7 @@ async def test_a_prompt_that_cannot_be_stored_is_kept(
         def refuse(*_: object, **__: object) -> None:
             raise StoreBusy("another minichat writes")
 
-        monkeypatch.setattr(it.app.store, "append", refuse)
+        monkeypatch.setattr(it.app.store, "add_turn", refuse)
         it.main.prompt.put("precious")
         await it.pilot.press("enter")
         await it.until(lambda: "another minichat writes" in it.notices())

@@ -129,10 +129,7 @@ async def test_fork_from_a_message(bench: Callable[..., Any]) -> None:
 async def test_rename(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
-        await it.pilot.press("alt+t")
-        for _ in "second":
-            await it.pilot.press("backspace")
-        await it.pilot.press(*"other", "enter")
+        await it.pilot.press("alt+t", *"other", "enter")
         await it.until(lambda: titles(it) == ["first", "other"])
         assert "other" in it.screen_text()
 
@@ -214,60 +211,6 @@ async def test_the_list_shows_its_count_and_when_nothing_was_found(bench: Callab
         await it.pilot.press("backspace", "backspace", "backspace")
         await it.until(lambda: "lone  1 message " in it.screen_text())
         assert "nowhere" not in it.screen_text()
-
-
-@run
-@pytest.mark.parametrize("ending", ["md", "json"])
-async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> None:
-    async with bench() as it:
-        await it.answered(await it.say("hello"), "good day")
-        await it.pilot.press("ctrl+p", *"export", "enter")
-        await it.until(lambda: it.app.screen.query("Input"))
-        it.app.screen.query_one("Input").value = str(tmp_path / f"out.{ending}")
-        await it.pilot.press("enter")
-        await it.until(lambda: (tmp_path / f"out.{ending}").exists())
-        assert "good day" in (tmp_path / f"out.{ending}").read_text()
-
-
-@run
-async def test_an_export_overwrites_nothing(bench: Callable[..., Any], tmp_path: Any) -> None:
-    mine = tmp_path / "notes.md"
-    mine.write_text("mine")
-    async with bench() as it:
-        await it.answered(await it.say("hello"), "good day")
-        for offered in ("hello.md", "hello-2.md", "hello-3.md"):
-            await it.command("chat.export")
-            await it.until(lambda: it.app.screen.query("Input"))
-            assert it.app.screen.query_one("Input").value == str(it.app.paths.exports / offered)
-            await it.pilot.press("enter")
-            await it.until((it.app.paths.exports / offered).exists)
-        await it.command("chat.export")
-        await it.until(lambda: it.app.screen.query("Input"))
-        it.app.screen.query_one("Input").value = str(mine)
-        await it.pilot.press("enter")
-        await it.until(lambda: any("already exists" in notice for notice in it.notices()))
-        assert mine.read_text() == "mine"
-
-
-@run
-async def test_the_name_offered_for_an_export_is_not_too_long(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        it.app.chats.active.rename("\U00020000" * 300)  # four bytes each
-        await it.command("chat.export")
-        await it.until(lambda: it.app.screen.query("Input"))
-        await it.pilot.press("enter")
-        await it.until(lambda: list(it.app.paths.exports.glob("*.md")) or it.notices())
-        assert list(it.app.paths.exports.glob("*.md")), it.notices()
-
-
-@run
-async def test_an_export_that_cannot_be_written_is_reported(bench: Callable[..., Any], tmp_path: Any) -> None:
-    async with bench() as it:
-        await it.command("chat.export")
-        await it.pilot.pause()
-        it.app.screen.query_one("Input").value = str(tmp_path / "no" / "folder.md")
-        await it.pilot.press("enter")
-        await it.until(lambda: any("folder.md" in notice for notice in it.notices()))
 
 
 @run

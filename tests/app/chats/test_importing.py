@@ -1,6 +1,5 @@
 """An exported chat is imported from its file."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from minichat.chats.model import Chat, Message
 from tests.app.conftest import run
 
 
-async def take_in(it: Any, file: Path, command: str = "chat.import") -> None:
-    await it.command(command)
+async def take_in(it: Any, file: Path) -> None:
+    await it.command("chat.import")
     await it.until(lambda: it.app.screen.query("Input"))
     it.app.screen.query_one("Input").value = str(file)
     await it.pilot.press("enter")
@@ -67,19 +66,6 @@ async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name
     async with bench() as it:
         await take_in(it, Path(name))
         await it.until(lambda: any(f"Cannot read {name}: {why}" in each for each in it.notices()))
-
-
-@run
-async def test_nothing_is_exported_into_a_pipe(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Opening one waits until another program reads it."""
-    os.mkfifo(tmp_path / "pipe.md")
-    long = tmp_path / f"{'x' * 300}.md"
-    async with bench() as it:
-        await it.answered(await it.say("hello"))
-        await take_in(it, tmp_path / "pipe.md", "chat.export")
-        await it.until(lambda: any("pipe.md already exists" in each for each in it.notices()))
-        await take_in(it, long, "chat.export")
-        await it.until(lambda: any(f"Cannot write {long}: File name too" in each for each in it.notices()))
 
 
 @run

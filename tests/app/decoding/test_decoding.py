@@ -67,6 +67,26 @@ async def test_a_value_typed_for_a_chat_stays_in_it_when_another_is_shown(bench:
 
 
 @run
+async def test_an_invalid_value_is_reported_when_its_chat_or_the_drawer_goes(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.say("hello")
+        await it.pilot.press("ctrl+n", "f3")
+        row(it, "top_p")
+        await it.pilot.press("7", "alt+1")
+        refused = "is not changed. top-p: must be a number above 0 to 1, not 7.0"
+        await it.until(lambda: f"Chat B {refused}" in it.notices())
+        assert not it.drawer.knobs.trouble, "the shown chat has none"
+        it.drawer.focus()
+        await it.pilot.press("7", "f3")
+        await it.until(lambda: f"Chat A {refused}" in it.notices())
+        await it.pilot.press("f3", "7", "enter")
+        await it.until(lambda: it.drawer.knobs.trouble)
+        assert len(it.notices()) == 2, "the drawer shows it"
+
+
+@run
 async def test_an_error_names_the_field_as_the_drawer_does_and_goes_with_it(
     bench: Callable[..., Any],
 ) -> None:

@@ -75,3 +75,5 @@ async def test_an_invalid_grammar_is_refused_when_it_is_entered(bench: Callable[
         await it.until(lambda: any("unclosed group" in notice for notice in it.notices()))
         await it.until(lambda: [each.value for each in it.app.screen.query(Input)] == ["/(/"])
         assert it.app.chats.active.chat.params.grammar is None
+        await it.pilot.press("backspace", *"x)/", "enter")
+        await it.until(lambda: it.app.chats.active.chat.params.grammar == Grammar("regex", "(x)"))

@@ -57,9 +57,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
         file.write_text(text.replace("#101418", "#335577").replace('"mine"', '"my own"'))
         await it.until(lambda: (it.app.theme, ground()) == ("my own", "#335577"))
         await it.command("view.copy_theme")
-        await it.until(lambda: it.app.screen.query("Input"))
-        it.app.screen.query_one("Input").value = "my own"
-        await it.pilot.press("enter")
+        await it.pilot.press(*"my own", "enter")
         await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
     async with bench() as it:
         assert it.app.theme == "my own", "as at each start from now on"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from websockets.sync.client import connect
 from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
+from engine.server.drain import Drain
 from engine.server.generation import Generation
 from minichat.commands.serve import served_names
 from minichat.shell.server_keys import own_key
@@ -149,7 +151,7 @@ class TestSignals:
                         json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
                         == "length"
                     )
-                list(watching.iter_lines())  # it ends on its own
+                assert "event: ending" in list(watching.iter_lines())  # it ends on its own, and says so
                 with pytest.raises(httpx.TransportError):
                     client.get("/health")
             assert process.wait(LIMIT) == 0
@@ -187,6 +189,21 @@ class TestSignals:
                 client.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell me"}))
                 kinds = [json.loads(message)["type"] for message in client]
             assert (kinds[0], kinds[-1]) == ("started", "done")
+
+    def test_streams_end_at_the_first_signal(self) -> None:
+        """Not when uvicorn looks at it next: a second signal may come before."""
+        with serving(dry()) as served:
+            drain, server = Drain(), served.server
+
+            async def ends_within_a_tick() -> None:
+                with server.capture_signals():
+                    signal.raise_signal(signal.SIGTERM)
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+
+            with patch.object(server, "_drain", drain):
+                asyncio.run(ends_within_a_tick())
+                assert drain.begun
 
     def test_signals_are_handled_again_after_a_library_took_them(self) -> None:
         with serving(dry()) as served:
