@@ -7,6 +7,7 @@ import sys
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -67,10 +68,34 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile a share of the test files. In a fresh checkout each worker would compile all of them."""
     worker = getattr(config, "workerinput", None)
-    if worker is None or sys.dont_write_bytecode:
-        return
+    if worker is not None and not config.getoption("xmlpath", None):  # that file needs every report
+        _send_less(config)
+    if worker is not None and not sys.dont_write_bytecode:
+        _compile_share(config, worker)
+
+
+def _send_less(config: pytest.Config) -> None:
+    """Send the main process only what it shows: of most tests two messages, not six."""
+    plugins = config.pluginmanager.get_plugins()
+    [worker] = (each for each in plugins if type(each).__name__ == "WorkerInteractor")  # sent as source
+    send = worker.sendevent
+
+    def send_what_is_shown(name: str, **given: Any) -> None:
+        if name == "testreport":
+            report = given["data"]
+            quiet = report["outcome"] == "passed" and not report["sections"] and report["duration"] < 0.1
+            shown = report["when"] == "call" or not quiet
+        else:
+            shown = name not in ("logstart", "logfinish")
+        if shown:
+            send(name, **given)
+
+    worker.sendevent = send_what_is_shown
+
+
+def _compile_share(config: pytest.Config, worker: dict[str, Any]) -> None:
+    """Compile a share of the test files. In a fresh checkout each worker would compile all of them."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     state = config.stash[rewrite.assertstate_key]
     for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:

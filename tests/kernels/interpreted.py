@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from math import prod
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -126,30 +125,55 @@ def _cache_repeated_work(interpreter: Any) -> None:
     interpreter._patch_lang(FunctionType(_cache_repeated_work.__code__, {"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # nothing to restore
     _share_shapes(tl.core)
+    _skip_broadcasts(type(interpreter.interpreter_semantic))
 
 
 def _share_shapes(core: Any) -> None:
-    """Make what describes a shape once, not again for each tensor, which takes a third of the time."""
+    """Make what describes a shape once, not again for each tensor, which takes a good part of the time."""
+    unwrap, constexpr = core._unwrap_if_constexpr, core.constexpr
+    scalar = core.tuple([]), constexpr(1)
 
     @cache
-    def of_type(*sizes: int) -> tuple[Any, int, str]:
+    def of_sizes(*sizes: int) -> tuple[Any, int, tuple[Any, Any]]:
+        """Return what a type has, and what its tensors have."""
         assert sizes, "a block without dimensions"
-        shape = core.tuple(sizes)
-        return shape, core.validate_block_shape(sizes), str(shape)
-
-    @cache
-    def of_tensor(*sizes: int) -> tuple[Any, Any]:
-        return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(prod(sizes))
+        numel = core.validate_block_shape(sizes)
+        return core.tuple(sizes), numel, (core.tuple([constexpr(size) for size in sizes]), constexpr(numel))
 
     def make_type(self: Any, element_ty: Any, shape: Any) -> None:
-        self.shape, self.numel, name = of_type(*core._unwrap_shape(shape))
-        self.element_ty, self.name = element_ty, f"<{name}, {element_ty}>"
+        sizes = shape.values if type(shape) is core.tuple else shape
+        given = [size.value if type(size) is constexpr else size for size in sizes]
+        self.shape, self.numel, self.of_tensors = of_sizes(*given)
+        self.element_ty = element_ty
 
     def make_tensor(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = of_tensor(*(type.shape if type.is_block() else ()))
+        self.shape, self.numel = type.of_tensors if type.is_block() else scalar
+
+    def value_of(given: Any) -> Any:
+        kind = type(given)
+        if kind is core.tensor or kind is int:
+            return given
+        return given.value if kind is constexpr else unwrap(given)
 
     core.block_type.__init__, core.tensor.__init__ = make_type, make_tensor
+    core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")  # for messages
+    core._unwrap_if_constexpr = value_of
+
+
+def _skip_broadcasts(semantic: Any) -> None:
+    """Compare shapes only if they are not the same object, as those of equal tensors are."""
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_if_needed(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+        one, other = left.type, right.type
+        if one.is_block():
+            alike = other.is_block() and one.shape is other.shape
+        else:
+            alike = not other.is_block()
+        return (left, right) if alike else broadcast(self, left, right)
+
+    semantic.broadcast_impl_value = broadcast_if_needed
 
 
 def _assembly(
