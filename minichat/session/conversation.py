@@ -87,8 +87,7 @@ class Conversation:
         first = not self.chat.earlier and (not messages or messages[0].id == edited)
         title = title_from(text) if first and not own else None
         self._answer(Message(0, "user", text, attachments=attachments), instead_of=edited, title=title)
-        if replace:
-            self.editing = None
+        self.editing = None if replace else self.editing
 
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
