@@ -28,7 +28,7 @@ from engine.server.startup import Startup
 from minichat.cli import parser
 from minichat.commands import serve
 from tests.server.conftest import KEY, MODEL, PLAIN, dry, serving, user
-from tests.waiting import accepts_connections, becomes, until
+from tests.waiting import LIMIT, accepts_connections, becomes, until
 
 ASKED = {"prompt": [5, 6], "max_tokens": 4}
 
@@ -170,7 +170,9 @@ def test_a_start_that_fails_ends_the_server_with_its_error(
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(serve.serve, options, (), callbacks)
         assert becomes(lambda: accepts_connections(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=LIMIT
+        ) as client:
             assert client.get("/health").json()["status"] == "loading"
         fails.set_exception(EngineError("no memory"))
         with pytest.raises(EngineError, match="no memory"):
@@ -224,7 +226,9 @@ sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2",
     started = subprocess.Popen([sys.executable, "-c", program, str(path)], env=environment)
     try:
         assert becomes(lambda: accepts_connections(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=LIMIT
+        ) as client:
             assert client.get("/health").json()["status"] == "loading"
         started.send_signal(signal.SIGTERM)
         assert started.wait(30) == 0
