@@ -197,7 +197,8 @@ def _clocked(engine: Engine) -> Iterator[list[float]]:
         return timed
 
     with ExitStack() as patches:
-        places = (engine.scheduler.sinking, "turn"), (transfers, "take_ends"), (transfers, "send_orders")
+        sinking = engine.scheduler.sinking
+        places = (sinking, "copy_ahead"), (transfers, "take_ends"), (transfers, "send_orders")
         for place, name in places:
             patches.enter_context(patch.object(place, name, clocked(getattr(place, name))))
         yield spent

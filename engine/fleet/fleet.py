@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -238,6 +239,8 @@ class Fleet(EngineClient):
                 return  # it takes prompts again, or another call is at it
             self._ending.add(replica)
             self._lost[replica] = "it was stopped"
+        with suppress(EngineError, TimeoutError):  # after the answer to what ended its last request
+            client.send(GetSnapshot()).result(ANSWERS_WITHIN)
         client.stop_process()
         with self._events:
             self._ending.discard(replica)

@@ -50,6 +50,7 @@ class Hello(NamedTuple):
     boot: str  # changes with each start of the server
     model: str
     has_template: bool
+    last_event: str = ""  # the id of the newest event; empty from an older server
 
 
 class Watcher(Protocol):
@@ -218,7 +219,8 @@ class Link:
         if type(answer) is not dict or "boot" not in answer:
             raise BadWire(f"the server at {place} is not a minichat engine")
         check_version("engine", answer)
-        return Hello(str(answer["boot"]), str(answer.get("model", "")), bool(answer.get("has_template")))
+        model, last_event = str(answer.get("model", "")), str(answer.get("last_event", ""))
+        return Hello(str(answer["boot"]), model, bool(answer.get("has_template")), last_event)
 
 
 def _certificates() -> SSLContext:

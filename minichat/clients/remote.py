@@ -176,7 +176,7 @@ class RemoteBackend:
         if hello.boot != self._boot:
             self._replies.clear()
             self._words.clear()  # the model may be another one
-            self._last_event = ""  # earlier events are not shown
+            self._last_event = hello.last_event  # earlier events are not shown, all later ones are
         self._boot, self._has_template = hello.boot, hello.has_template
 
     # Replies

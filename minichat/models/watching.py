@@ -16,20 +16,26 @@ def watch(host: "EngineClient", died: Callable[[str], None]) -> Callable[[], Non
     """Call `died` when the engine ends, or soon if it has ended. Return how to leave."""
     from engine.api.events import Died
 
-    reported, looked = threading.Event(), list[str]()
+    reported, looked, gate = threading.Event(), list[str](), threading.Lock()
 
     def hear(event: "Event") -> None:
         if type(event) is Died:
-            reported.set()
-            if event.error not in looked:
+            with gate:
+                reported.set()
+                known = event.error in looked
+            if not known:
                 died(event.error)
 
     def look() -> None:
         """On a thread, as a snapshot waits for a step. No event comes for an end before `subscribe`."""
         with suppress(EngineError):  # it was closed
-            if (shot := host.snapshot()).state == "dead" and not reported.is_set():
+            if (shot := host.snapshot()).state != "dead":
+                return
+            with gate:
+                if reported.is_set():
+                    return
                 looked.append(shot.error)
-                died(shot.error)
+            died(shot.error)
 
     def leave() -> None:
         reported.set()

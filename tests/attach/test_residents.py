@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from websockets.sync.client import ClientConnection, unix_connect
 
 from engine.api.errors import BadInput, EngineError
+from engine.api.events import Died, Handler
 from engine.host.thread import EngineThread
 from engine.server.http import listen
 from engine.server.http.listen import Server
@@ -28,6 +30,7 @@ from minichat.commands import serve
 from minichat.commands.resident import RecordWriter
 from minichat.models import residents
 from minichat.models.residents import Record, Resident, Waiting, home_of
+from minichat.models.watching import watch
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import dry
@@ -200,34 +203,42 @@ def test_a_dead_engine_is_replaced(user: User) -> None:
     assert becomes(lambda: not Path(f"/proc/{record.pid}").exists())
 
 
+@contextmanager
+def serving(path: Path, died: list[str]) -> Iterator[None]:
+    """`minichat serve` on a thread, which ends with the test, also if that fails."""
+    built, make, ready = list[Server](), listen.server, threading.Event()
+    options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
+    log = path.with_suffix(".log")
+    callbacks = serve.ServerCallbacks(lambda done, total: None, ready.set, log, died.append)
+    thread = threading.Thread(target=serve.serve, args=(options, (), callbacks), daemon=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listen, "server", lambda *args, **more: built.append(make(*args, **more)) or built[0])
+        thread.start()
+        assert ready.wait(LIMIT)
+    try:
+        yield
+    finally:
+        built[0].end()
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
 def test_a_server_reports_the_death_of_its_engine_but_not_a_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[str] = []
-    engine, built = dry(), list[Server]()
-    make, path = listen.server, tmp_path / "s.sock"
-
-    def server(*args: Any, **more: Any) -> Server:
-        built.append(make(*args, **more))
-        return built[-1]
-
-    monkeypatch.setattr(listen, "server", server)
-    monkeypatch.setattr(serve, "engine", lambda *given: EngineThread(engine))
-    options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
-    callbacks = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
+    path = tmp_path / "s.sock"
     for breaks in (False, True):
-        thread = threading.Thread(target=serve.serve, args=(options, (), callbacks))
-        thread.start()
-        assert becomes(lambda: bool(built) and built[-1].started)
-        if breaks:
-            monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
-                assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
-            assert becomes(lambda: died)
-        built.pop().end()
-        thread.join(20)
+        engine = dry()
+        monkeypatch.setattr(serve, "engine", lambda *given, engine=engine: EngineThread(engine))
+        with serving(path, died):
+            if breaks:
+                monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
+                transport = httpx.HTTPTransport(uds=str(path))
+                with httpx.Client(transport=transport, base_url="http://x", timeout=LIMIT) as client:
+                    assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
+                assert becomes(lambda: died)
         assert died == (["ZeroDivisionError: division by zero"] if breaks else [])
-        engine = dry() if not breaks else engine
 
 
 def test_a_server_reports_an_engine_that_died_before_it_was_watched(
@@ -235,18 +246,38 @@ def test_a_server_reports_an_engine_that_died_before_it_was_watched(
 ) -> None:
     engine, died = dry(), list[str]()
     monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
-    host, built, make = EngineThread(engine), list[Server](), listen.server
+    host = EngineThread(engine)
     assert becomes(lambda: host.snapshot().state == "dead")
-    monkeypatch.setattr(listen, "server", lambda *args, **more: built.append(make(*args, **more)) or built[0])
     monkeypatch.setattr(serve, "engine", lambda *given: host)
-    options = parser().parse_args(["serve", "--no-key", f"--uds={tmp_path / 's.sock'}"])
-    callbacks = serve.ServerCallbacks(lambda *_: None, lambda: None, tmp_path / "log", died.append)
-    thread = threading.Thread(target=serve.serve, args=(options, (), callbacks))
-    thread.start()
-    assert becomes(lambda: died)
-    built[0].end()
-    thread.join(20)
+    with serving(tmp_path / "s.sock", died):
+        assert becomes(lambda: died)
     assert died == ["ZeroDivisionError: division by zero"]
+
+
+def test_a_death_that_is_seen_and_heard_at_once_is_reported_once() -> None:
+    heard, died = list[Handler](), list[str]()
+
+    class Dead:
+        state = "dead"
+
+        @property
+        def error(self) -> str:
+            if not hearing.ident:
+                hearing.start()
+                hearing.join(0.05)
+            return "broken"
+
+    class Host:
+        snapshot = Dead
+
+        def subscribe(self, handler: Handler) -> Callable[[], None]:
+            heard.append(handler)
+            return heard.clear
+
+    hearing = threading.Thread(target=lambda: heard[0](Died(0, 0.0, "broken")), daemon=True)
+    watch(Host(), died.append)  # type: ignore[arg-type]
+    assert becomes(lambda: hearing.ident and not hearing.is_alive() and died)
+    assert died == ["broken"]
 
 
 def test_a_server_prints_on_its_terminal_that_its_engine_died(

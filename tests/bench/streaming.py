@@ -30,7 +30,7 @@ class Streaming(BaseHTTPRequestHandler):
 def streaming_server() -> Iterator[tuple[str, dict[str, int]]]:
     """Its base URL and its processes, as `started_server` returns them."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Streaming)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", {"front": os.getpid()}

@@ -242,7 +242,7 @@ def test_threads_may_call_concurrently(store: Store) -> None:
         for _ in range(20):
             store.append(chat.id, "user", "hello")
 
-    threads = [threading.Thread(target=append_many) for _ in range(4)]
+    threads = [threading.Thread(target=append_many, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

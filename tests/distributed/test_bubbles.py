@@ -25,7 +25,7 @@ def links() -> Iterator[tuple[PipelineLink, PipelineLink]]:
     def connect(rank: int) -> None:
         made[rank] = PipelineLink(rank, config, CPU, near_stages(rank, config, CPU, meeting))
 
-    other = threading.Thread(target=connect, args=(1,))
+    other = threading.Thread(target=connect, args=(1,), daemon=True)
     other.start()
     connect(0)
     other.join()

@@ -91,7 +91,7 @@ def check_interruption(members: Sequence[Any]) -> None:
         except Interrupted as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in members[:2]]
+    threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in members[:2]]
     for thread in threads:
         thread.start()
     started.wait(10)

@@ -22,7 +22,7 @@ def test_a_span_has_its_thread_and_its_processor_time(spans: list[Span]) -> None
         with timed("waiting"):
             time.sleep(0.02)
 
-    thread = threading.Thread(target=waits, name="other")
+    thread = threading.Thread(target=waits, name="other", daemon=True)
     thread.start()
     thread.join()
     (found,) = spans

@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from engine.api.commands import DrainReplica, SetSwitch, StartReplica
+from engine.api.commands import Abort, DrainReplica, SetSwitch, StartReplica
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, Ending, EngineDead
 from engine.api.params import SamplingParams
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
+from engine.host.packing import unpacked
+from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.host.thread import EngineThread
 from tests.fleet.running import Running, end_whole, two_replies
@@ -104,6 +107,36 @@ def test_a_start_while_its_process_ends_is_not_lost(
     may_end.set()
     assert becomes(lambda: running.pids[0] != old)
     assert becomes(lambda: running.states() == ["ready", "ready"])
+
+
+def test_what_ends_its_last_request_is_answered_before_its_process_ends(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine ends the reply first, then answers."""
+    ending, take, end = threading.Event(), EngineProcess._take, RestartingEngine.stop_process
+    answered: list[bool] = []
+
+    def late(process: EngineProcess, frame: dict[str, Any]) -> None:
+        ends = any(delta.last for _, delta in (unpacked(frame["deltas"]) if "deltas" in frame else ()))
+        answers = frame.pop("answers", ()) if ends else ()
+        take(process, frame)
+        if answers:
+            ending.wait(0.1)
+            take(process, {"answers": answers})
+
+    def noting(engine: RestartingEngine) -> None:
+        answered.append(aborting.done())
+        ending.set()
+        end(engine)
+
+    monkeypatch.setattr(EngineProcess, "_take", late)
+    monkeypatch.setattr(RestartingEngine, "stop_process", noting)
+    fleet = running.fleet
+    streams = two_replies(fleet, LONG)
+    fleet.send(DrainReplica(1, stop=True)).result()
+    aborting = fleet.send(Abort((streams[1].id,)))
+    assert becomes(lambda: answered)
+    assert answered == [True]
 
 
 def test_unknown_replicas_and_engines_of_this_process_are_refused(running: Running) -> None:

@@ -206,7 +206,7 @@ class TestClosing:
                 except (EngineDead, ReplyFailed) as error:
                     ends.append(str(error))
 
-            threads = [threading.Thread(target=work) for _ in range(4)]
+            threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
             for thread in threads:
                 thread.start()
             start.wait(10)

@@ -25,7 +25,7 @@ def test_a_launcher_is_built_once_and_then_loaded(tmp_path: Path) -> None:
         built.write_text(src + name)
 
     alone = one_at_a_time(build, lambda: tmp_path / "locks")
-    threads = [Thread(target=alone, args=("int main;", "launcher")) for _ in range(2)]
+    threads = [Thread(target=alone, args=("int main;", "launcher"), daemon=True) for _ in range(2)]
     threads[0].start()
     assert building.wait(20)
     threads[1].start()
@@ -43,7 +43,7 @@ def test_different_launchers_are_built_together(tmp_path: Path) -> None:
         return src
 
     alone = one_at_a_time(build, lambda: tmp_path)
-    threads = [Thread(target=alone, args=(src,), kwargs={"libraries": []}) for src in ("a", "b")]
+    threads = [Thread(target=alone, args=(src,), kwargs={"libraries": []}, daemon=True) for src in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:

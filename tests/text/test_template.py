@@ -138,7 +138,7 @@ def test_many_threads(renderer: TemplateRenderer) -> None:
     def work(n: int) -> None:
         found[n] = render(renderer, "{{ n }}" * (n % 3 + 1), n=n)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(24)]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,7 +12,8 @@ from engine.server.startup import Startup
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_STARTED = {"type": "lifespan.startup.complete"}
+_OF_STARTUP = "lifespan.startup."
+_STARTED = {"type": _OF_STARTUP + "complete"}
 
 
 class EarlyApplication:
@@ -60,10 +61,15 @@ class EarlyApplication:
         async def send_others(sent: Any) -> None:
             if sent == _STARTED:
                 serving.set_result(app)
-            if not early or sent != _STARTED:
+            if not early or not sent["type"].startswith(_OF_STARTUP):
                 await send(sent)
 
-        await app(scope, receive_again, send_others)
+        try:
+            await app(scope, receive_again, send_others)
+        except BaseException as error:
+            if not serving.done():
+                serving.set_exception(error)  # for the requests that wait
+            raise
 
     def _build(self) -> "FastAPI":
         from engine.server.app import application

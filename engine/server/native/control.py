@@ -54,6 +54,7 @@ async def engine(request: Request) -> dict[str, Any]:
         "v": VERSION,
         "version": state.config.version,
         "boot": state.boot,
+        "last_event": state.events.newest,
         "model": state.config.name,
         "state": shot.state,
         "error": shot.error,

@@ -45,6 +45,11 @@ class EventHistory:
         self._unsubscribe = host.subscribe(self._on_event)
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
+    @property
+    def newest(self) -> str:
+        """The id of the newest event; `follow` continues after it."""
+        return f"{self._boot}-{self.count}"
+
     def close(self) -> None:
         self._unsubscribe()
         self._ending.cancel()

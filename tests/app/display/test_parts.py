@@ -175,7 +175,7 @@ async def test_events_from_a_thread_are_handled_in_the_context_of_the_screen(tic
     place.set("screen")
     hand_over = Handover[Event](lambda _: seen.append(place.get()), tick)
     for count in (1, 2):
-        threading.Thread(target=hand_over, args=(Event(0, 0.0),)).start()
+        threading.Thread(target=hand_over, args=(Event(0, 0.0),), daemon=True).start()
         async with asyncio.timeout(5):
             while len(seen) < count:
                 await asyncio.sleep(0.001)

@@ -91,7 +91,7 @@ def test_ranks_that_still_meet_are_interrupted() -> None:
             except Interrupted as error:
                 ended.append(str(error))
 
-        thread = threading.Thread(target=meet)
+        thread = threading.Thread(target=meet, daemon=True)
         thread.start()
         other.read("sums/0/0/0", 10)  # where it is reached
         member.interrupt()

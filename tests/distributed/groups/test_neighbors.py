@@ -97,7 +97,7 @@ def test_stages_that_still_meet_are_given_up() -> None:
             except (RuntimeError, TimeoutError) as error:
                 ended.append(error)
 
-        thread = threading.Thread(target=meet)
+        thread = threading.Thread(target=meet, daemon=True)
         thread.start()
         other.read("streams of 1/0/1", 10)  # where it is reached
         lost.set()

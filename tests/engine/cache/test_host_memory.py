@@ -86,7 +86,9 @@ def test_a_store_beyond_what_is_ready_waits_for_it(kv: KVStore, pinning: Pinning
 
 def test_a_store_waits_only_for_the_slabs_that_it_needs(kv: KVStore, pinning: Pinning) -> None:
     tier = HostTier(kv)
-    storing = Thread(target=lambda: tier.store([b"a", b"b", b"c"], blocks_of(kv, CPU)((0, 1, 2))))
+    storing = Thread(
+        target=lambda: tier.store([b"a", b"b", b"c"], blocks_of(kv, CPU)((0, 1, 2))), daemon=True
+    )
     storing.start()
     pinning.allowed.put(True)
     pinning.allowed.put(True)

@@ -96,7 +96,7 @@ def test_kernels_wait_for_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "triton_key", hashed)
     early.prepare_gpu("cuda")
     assert begun.wait(LIMIT)
-    compiling = threading.Thread(target=compile)
+    compiling = threading.Thread(target=compile, daemon=True)
     compiling.start()
     released.set()
     compiling.join(LIMIT)

@@ -189,7 +189,9 @@ class TestReplies:
     def test_an_aborted_reply_says_so(self, slow: Served) -> None:
         found: list[dict[str, Any]] = []
         with slow.client() as client, slow.client() as other:
-            asking = threading.Thread(target=lambda: found.append(ask(client, True, ignore_eos=True)))
+            asking = threading.Thread(
+                target=lambda: found.append(ask(client, True, ignore_eos=True)), daemon=True
+            )
             asking.start()
             assert becomes(lambda: slow.host.snapshot().running == 1)
             [row] = slow.host.snapshot().requests

@@ -20,7 +20,7 @@ from engine.server.http.listen import server
 from minichat.clients.address import Address
 from minichat.clients.link import Link
 from tests.server.conftest import KEY, MODEL, PLAIN, Served, dry, raw, serving
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 OTHER = "sk-other-0123456789abcdef"
 PATHS = [
@@ -237,7 +237,9 @@ class TestSockets:
         thread = threading.Thread(target=built.run, args=([bound],), daemon=True)
         thread.start()
         assert becomes(lambda: built.started)
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine", timeout=LIMIT
+        ) as client:
             assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
         built.end()
         thread.join(10)

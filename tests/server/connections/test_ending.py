@@ -104,7 +104,9 @@ def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         text=True,
     )
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=LIMIT
+        ) as client:
 
             def answers() -> bool:
                 assert process.poll() is None, process.stderr and process.stderr.read()

@@ -28,7 +28,7 @@ from engine.server.startup import Startup
 from minichat.cli import parser
 from minichat.commands import serve
 from tests.server.conftest import KEY, MODEL, PLAIN, dry, serving, user
-from tests.waiting import accepts_connections, becomes
+from tests.waiting import LIMIT, accepts_connections, becomes, until
 
 ASKED = {"prompt": [5, 6], "max_tokens": 4}
 
@@ -131,6 +131,34 @@ def test_the_application_starts_before_its_first_request(monkeypatch: pytest.Mon
     assert seen[:2] == ["lifespan", "http"]
 
 
+def test_requests_that_wait_for_an_application_that_fails_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep the server from ending until its grace period is over."""
+    asked, sent = asyncio.Event(), list[Any]()
+
+    async def fake(scope: Any, receive: Any, send: Any) -> None:
+        await asked.wait()
+        await send({"type": "lifespan.startup.failed", "message": "broken"})
+        raise RuntimeError("broken")
+
+    async def note(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> list[Any]:
+        early = EarlyApplication(Startup(), ServerConfig(name=MODEL), Drain())
+        messages = asyncio.Queue[Any]()
+        messages.put_nowait({"type": "lifespan.startup"})
+        living = asyncio.create_task(early({"type": "lifespan"}, messages.get, note))
+        await until(lambda: sent)
+        request = asyncio.create_task(early({"type": "http", "path": "/"}, messages.get, note))
+        await asyncio.sleep(0)
+        asked.set()
+        return await asyncio.wait_for(asyncio.gather(living, request, return_exceptions=True), 5)
+
+    monkeypatch.setattr("engine.server.app.application", lambda *given: fake)
+    assert list(map(str, asyncio.run(ask()))) == ["broken", "broken"]
+    assert sent == [{"type": "lifespan.startup.complete"}], "the server does not take a second report"
+
+
 def test_a_start_that_fails_ends_the_server_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +170,9 @@ def test_a_start_that_fails_ends_the_server_with_its_error(
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(serve.serve, options, (), callbacks)
         assert becomes(lambda: accepts_connections(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=LIMIT
+        ) as client:
             assert client.get("/health").json()["status"] == "loading"
         fails.set_exception(EngineError("no memory"))
         with pytest.raises(EngineError, match="no memory"):
@@ -196,7 +226,9 @@ sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2",
     started = subprocess.Popen([sys.executable, "-c", program, str(path)], env=environment)
     try:
         assert becomes(lambda: accepts_connections(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=LIMIT
+        ) as client:
             assert client.get("/health").json()["status"] == "loading"
         started.send_signal(signal.SIGTERM)
         assert started.wait(30) == 0
