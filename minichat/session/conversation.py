@@ -35,7 +35,6 @@ _SAVE_EVERY = 1.0  # seconds of streaming that a crash may lose
 _TRACES = 16  # requests of a chat whose text can be mapped to blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning shown while streaming
 
-
 Begin = Callable[[RunningReply, SamplingParams], Awaitable[Reply]]  # starts the request on the engine
 
 
@@ -48,6 +47,7 @@ class Conversation:
         self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
         self.edited = ""  # what it is replaced by, as far as it is typed
+        self.instructing: str | None = None  # a system prompt that was typed and not accepted
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
         self.watching = False  # whether the likeliest tokens are shown
