@@ -1,7 +1,6 @@
 """The command line. No heavy imports here, so that `--help` is instant."""
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import NoReturn
 from minichat import __version__
 from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_replicas, add_sampling
 from minichat.commands.bench.arguments import add_bench
-from minichat.shell.streams import settle
+from minichat.shell.streams import give_up_output, of_output, settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
 COMMANDS = {
@@ -336,7 +335,6 @@ _ADD = {
     "completions": _add_completions,
 }
 _HELP = ("-h", "--help", "--version")
-_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _is_for_chat(word: str) -> bool:
@@ -392,9 +390,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return 130
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+        if not of_output(error):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-        if error.errno != errno.EPIPE:  # a closed pipe needs no message
-            print(f"minichat: cannot write: {error.strerror}", file=sys.stderr)
+        give_up_output(error)
         return 1

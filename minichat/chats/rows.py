@@ -13,11 +13,15 @@ from minichat.chats.model import Attachment, Chat, Message, ReplyStats
 _DEFAULT = SamplingParams()
 
 
+def changes_between(before: SamplingParams, after: SamplingParams) -> dict[str, Any]:
+    """The parameters of `after` that differ."""
+    values = {name: getattr(after, name) for name in FIELDS}
+    return {name: value for name, value in values.items() if value != getattr(before, name)}
+
+
 def plain_params(params: SamplingParams) -> dict[str, Any]:
     """The parameters that differ from the defaults, as JSON values."""
-    values = {name: getattr(params, name) for name in FIELDS}
-    changed = {name: value for name, value in values.items() if value != getattr(_DEFAULT, name)}
-    return json.loads(json.dumps(changed, default=asdict))
+    return json.loads(json.dumps(changes_between(_DEFAULT, params), default=asdict))
 
 
 def packed_params(params: SamplingParams) -> str:

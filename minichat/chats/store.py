@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
@@ -19,7 +20,7 @@ from minichat.chats.errors import ChatChanged
 from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State, chat_key
 from minichat.chats.queries import PAGE, Db
-from minichat.chats.rows import packed_params, storable
+from minichat.chats.rows import changes_between, packed_params, storable
 from minichat.chats.search import SearchHit, words_of
 
 
@@ -89,18 +90,37 @@ class Store:
         *,
         title: str | None = None,
         system: str | None = None,
-        params: SamplingParams | None = None,
-        own_params: SamplingParams | None = None,
         draft: str | None = None,
         adapter: str | None = None,
     ) -> None:
         """Write the given columns, and keep others as another screen may have set them."""
         texts = {"title": title, "system": system, "draft": draft, "adapter": adapter}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
-        sampling = {"params": params, "own_params": own_params}
-        changes |= {name: packed_params(each) for name, each in sampling.items() if each is not None}
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
+
+    def tune(
+        self, chat_id: int, before: SamplingParams, after: SamplingParams, own: SamplingParams | None = None
+    ) -> SamplingParams:
+        """Write the parameters that have changed, and keep others as another screen may have set them.
+
+        Return all that are stored: those of `after` if the two cannot be combined. `own` are the newest ones
+        that no preset has.
+        """
+
+        def work(db: Db) -> SamplingParams:
+            stored = queries.chat(db, chat_id, 0).params
+            try:
+                tuned = stored.changed(**changes_between(before, after))
+            except BadParams:
+                tuned = after
+            columns = {"params": packed_params(tuned)}
+            if own is not None:
+                columns["own_params"] = packed_params(own)
+            queries.update_chat(db, chat_id, columns)
+            return tuned
+
+        return self._database.write(work)
 
     def rename(self, chat_id: int, title: str) -> None:
         self.change_chat(chat_id, title=title)

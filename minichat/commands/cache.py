@@ -25,9 +25,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"no blocks in {disk.folder}")
             return 0
         with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
-            found = index.contents()
-            if options.clear:
-                index.clear()
+            found = index.clear() if options.clear else index.contents()
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         print(f"minichat: cannot use {disk.folder}: {why}", file=sys.stderr)

@@ -249,9 +249,10 @@ class Waiting:
         resident = self.resident
         if resident.running():
             return ""
+        again = f"start it again: {resident.up}"
         if told:
-            return f"the engine {resident.name} was stopped; start it again: {resident.up}"
-        return f"the engine has stopped; see {resident.log}"
+            return f"the engine {resident.name} was stopped; {again}"
+        return f"the engine {resident.name} has ended; {again}; its log: {resident.log}"
 
 
 def residents(folder: Path) -> list[Resident]:

@@ -35,7 +35,6 @@ _SAVE_EVERY = 1.0  # seconds of streaming that a crash may lose
 _TRACES = 16  # requests of a chat whose text can be mapped to blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning shown while streaming
 
-
 Begin = Callable[[RunningReply, SamplingParams], Awaitable[Reply]]  # starts the request on the engine
 
 
@@ -48,6 +47,7 @@ class Conversation:
         self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
         self.edited = ""  # what it is replaced by, as far as it is typed
+        self.instructing: str | None = None  # a system prompt that was typed and not accepted
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
         self.watching = False  # whether the likeliest tokens are shown
@@ -126,9 +126,7 @@ class Conversation:
 
     def tune(self, params: SamplingParams) -> None:
         """Change the sampling parameters from the next token on."""
-        before = self.chat.params
-        self._set_params(params)
-        self._update_request(before)
+        self._update_request(self._set_params(params))
 
     def watch(self, on: bool) -> None:
         """Turn requests for the likeliest tokens on or off."""
@@ -146,10 +144,12 @@ class Conversation:
         params, looked_at = self.chat.params, self.watching or self.compared is not None
         return params.changed(logprobs=MOST) if looked_at and params.beams == 1 else params
 
-    def _set_params(self, params: SamplingParams) -> None:
-        self.chat.params = params
-        self.services.store.change_chat(self.chat.id, params=params, own_params=self.strategies.own)
+    def _set_params(self, params: SamplingParams) -> SamplingParams:
+        """Set the parameters that differ. Return the former ones."""
+        former, self.chat.params = self.chat.params, params  # also if they cannot be stored
+        self.chat.params = self.services.store.tune(self.chat.id, former, params, self.strategies.own)
         self.services.changed(self)
+        return former
 
     def _update_request(self, before: SamplingParams | None = None) -> None:
         """Update the running request to the current parameters; revert to `before` if the engine refuses."""

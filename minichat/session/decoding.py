@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.api.errors import BadParams
-from engine.api.params import FIELDS, SPECULATION, Grammar, SamplingParams
+from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.api.places import expanded
+from minichat.chats.rows import changes_between
 from minichat.session.strategies import BESIDE
 from minichat.settings.presets import OWN
 from minichat.shell.paths import read_file
@@ -154,7 +155,7 @@ def _filters(params: SamplingParams) -> list[str]:
 
 def changed_from_default(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from the engine's defaults."""
-    return {name: value for name in FIELDS if (value := getattr(params, name)) != getattr(PLAIN, name)}
+    return changes_between(PLAIN, params)
 
 
 def shown(knob: Knob, params: SamplingParams) -> str:

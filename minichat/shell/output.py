@@ -1,6 +1,7 @@
 """Output to a terminal that may be slow: a screen waits for it, and quitting does not."""
 
 import os
+import signal
 import termios
 import time
 from contextlib import suppress
@@ -77,6 +78,23 @@ class TerminalDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         setattr(linux_driver, "WriterThread", Output)  # noqa: B010 (it does not allow to configure it)
         super().start_application_mode()
+
+    def _sigcont_application(self, *_: object) -> None:
+        """Start again. SIGSTOP cannot be caught, so what SIGTSTP ends before the stop is ended now."""
+        if self._auto_restart and not self._must_signal_resume and self._writer_thread is not None:
+            if self._in_background:  # setting the terminal's modes would stop the program half way
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        super()._sigcont_application()
+
+    @property
+    def _in_background(self) -> bool:
+        try:
+            return os.tcgetpgrp(self.fileno) != os.getpgrp()
+        except OSError:  # not the terminal of its session
+            return False
 
     def stop_application_mode(self) -> None:
         if isinstance(self._writer_thread, Output):

@@ -1,20 +1,43 @@
 """Make standard streams usable if they are closed or have a limited encoding."""
 
+import errno
 import io
 import os
 import sys
 
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+
 
 def settle() -> None:
-    """Open missing streams on the null device, and replace characters that cannot be encoded."""
+    """Open missing streams on the null device, and replace characters that cannot be encoded.
+
+    Output to a closed standard output is an error: its descriptor is read-only, so that writing fails.
+    """
     # Standard input first, because files get the lowest free descriptor.
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
         if getattr(sys, name) is None:  # closed
-            nowhere = open(os.devnull, mode)  # noqa: SIM115 (open for the lifetime of the program)
+            nowhere = open(os.open(os.devnull, flags), mode)  # noqa: SIM115 (for the program's lifetime)
             setattr(sys, name, nowhere)
             setattr(sys, f"__{name}__", nowhere)  # used by the screen
     _replace_errors(sys.stdin, "surrogateescape")
     _replace_errors(sys.stdout, "backslashreplace")
+
+
+def of_output(error: OSError) -> bool:
+    """Whether writing to standard output has failed."""
+    return error.errno in _OUTPUT_ERRORS and error.filename is None
+
+
+def give_up_output(error: OSError) -> None:
+    """Drop what is still buffered for standard output, and report why it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:  # a closed pipe needs no message
+        why = "standard output is closed" if error.errno == errno.EBADF else error.strerror
+        print(f"minichat: cannot write: {why}", file=sys.stderr)
 
 
 def draw_on_terminal() -> None:

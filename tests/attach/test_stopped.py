@@ -102,4 +102,6 @@ async def test_nothing_is_sent_to_an_engine_that_is_being_stopped(bench: Callabl
 def test_what_to_do_about_a_stopped_engine(tmp_path: Any) -> None:
     waiting = Waiting(Resident(tmp_path, "box"), None)
     assert waiting.gone(told=True) == "the engine box was stopped; start it again: minichat up --name box"
-    assert waiting.gone(told=False) == f"the engine has stopped; see {tmp_path / 'box.log'}"
+    log = tmp_path / "box.log"
+    ended = f"the engine box has ended; start it again: minichat up --name box; its log: {log}"
+    assert waiting.gone(told=False) == ended

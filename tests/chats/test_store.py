@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.params import SamplingParams
+from engine.api.params import Grammar, SamplingParams
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import color_index, free_letter
 from minichat.chats.model import Attachment, Message, ReplyStats, title_from
@@ -216,7 +216,7 @@ def test_two_screens_see_each_other_s_changes(opened: Opener) -> None:
     assert (there.changed(), there.changed(), here.changed()) == (True, False, False)
     reply = here.append(chat.id, "assistant", "", state="streaming")
     there.rename(chat.id, "theirs")
-    there.change_chat(chat.id, params=SamplingParams(temperature=0))
+    there.tune(chat.id, chat.params, chat.params.changed(temperature=0))
     here.change_chat(chat.id, system="Be kind.")
     here.update(replace(reply, text="so far"))
     extra = there.append(chat.id, "user", "from over there")
@@ -225,6 +225,18 @@ def test_two_screens_see_each_other_s_changes(opened: Opener) -> None:
         found = store.chat(chat.id)
         assert (found.title, found.system, found.params.temperature) == ("theirs", "Be kind.", 0)
         assert [message.text for message in found.messages] == ["so far so good", extra.text]
+
+
+def test_two_screens_tune_one_chat(opened: Opener) -> None:
+    here, there = opened(), opened()
+    was = here.create_chat().params
+    chat = here.open_chats()[0].id
+    cool, narrow = was.changed(temperature=0.5), was.changed(top_k=7)
+    assert there.tune(chat, was, cool) == cool
+    assert here.tune(chat, was, narrow) == there.chat(chat).params == cool.changed(top_k=7)
+    searching, formed = was.changed(beams=4), was.changed(grammar=Grammar("regex", "a+"))
+    assert there.tune(chat, was, searching).beams == 4
+    assert here.tune(chat, was, formed) == there.chat(chat).params == formed, "beams do not go with a grammar"
 
 
 def test_a_chat_deleted_elsewhere_does_not_stop_a_stream(opened: Opener) -> None:

@@ -39,8 +39,9 @@ def test_into_a_closed_pipe() -> None:
     assert (code, words) == (0, "")
 
 
-def test_into_a_closed_stream() -> None:
-    assert output(">&-") == (0, "")
+@pytest.mark.parametrize("command", ["locate", "--version"])
+def test_into_a_closed_stream(command: str) -> None:
+    assert output(">&-", command) == (1, "minichat: cannot write: standard output is closed\n")
 
 
 @pytest.mark.parametrize("command", ["tour", "attach"])
@@ -49,8 +50,15 @@ def test_without_standard_input_a_terminal_is_required(command: str) -> None:
     assert code == 2 and words.count("\n") == 1 and "needs a terminal" in words
 
 
+@pytest.mark.soak
+def test_a_reply_into_a_closed_stream_is_not_lost_silently() -> None:
+    code, words = output("hi >&-", "generate --max-tokens=2")
+    assert (code, words) == (1, "minichat: cannot write: standard output is closed\n")
+
+
 def test_without_standard_error_a_reply_still_succeeds() -> None:
-    assert output("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
+    code, reply = output("hi 2>&-", "generate --max-tokens=2", out=True)
+    assert code == 0 and reply.strip()
 
 
 @pytest.mark.soak

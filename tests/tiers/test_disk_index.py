@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.kv.tiers.disk_index import DiskIndex, DiskSlot
+from engine.kv.tiers.disk_index import Contents, DiskIndex, DiskSlot
 from engine.kv.tiers.erasing import punch_hole
 from engine.sqlite import set_journal
 
@@ -281,9 +281,10 @@ def test_files_of_a_killed_engine_are_removed(tmp_path: Path) -> None:
 def test_clear_removes_all_files(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path, 64 * STRIDE)
     put(index, 1, 2)
-    assert index.contents().blocks == 2 and index.contents().nbytes > 2 * STRIDE
-    index.clear()
-    assert index.contents().blocks == 0 and not list(tmp_path.glob("*.kv"))
+    before, taken = index.contents(), sum(each.stat().st_blocks for each in tmp_path.glob("*.kv")) * 512
+    assert (before.blocks, before.nbytes) == (2, taken), "without the index and its journal"
+    assert index.clear() == before
+    assert index.contents() == Contents(0, 0, 0, 0.0) and not list(tmp_path.glob("*.kv"))
 
 
 def test_a_file_that_vanishes_while_the_contents_are_counted(
@@ -292,8 +293,8 @@ def test_a_file_that_vanishes_while_the_contents_are_counted(
     """As when another engine makes room."""
     index = DiskIndex(tmp_path, 64 * STRIDE)
     put(index, 1)
-    before, listed = index.contents(), [*tmp_path.iterdir(), tmp_path / "2.kv"]
-    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
+    before, listed = index.contents(), [*tmp_path.glob("*.kv"), tmp_path / "2.kv"]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(listed))
     assert index.contents() == before
 
 

@@ -58,7 +58,7 @@ class Contents(NamedTuple):
     """What a folder holds."""
 
     blocks: int
-    nbytes: int  # of all files
+    nbytes: int  # of the files of blocks
     chats: int
     oldest: float  # when the block that is dropped next was last used, in seconds since 1970; 0: no block
 
@@ -105,7 +105,7 @@ class DiskIndex:
             " (SELECT count(DISTINCT chat) FROM owners JOIN blocks USING (name)),"
             " (SELECT min(used_at) FROM blocks)"
         ).fetchone()
-        nbytes = sum(map(_taken, self.folder.iterdir()))
+        nbytes = sum(map(_taken, self.folder.glob("*.kv")))
         return Contents(one[0], nbytes, one[1], one[2] or 0.0)
 
     def put(
@@ -165,12 +165,14 @@ class DiskIndex:
             self._db.execute("DELETE FROM owners WHERE chat = ?", (chat,))
             return self._drop_unowned((row[0] for row in own), dropped)
 
-    def clear(self) -> None:
-        """Drop all blocks."""
+    def clear(self) -> Contents:
+        """Drop all blocks. Return what they were."""
         with self._transaction() as dropped:
+            found = self.contents()
             self._db.execute("DELETE FROM blocks")
             self._db.execute("DELETE FROM owners")
             dropped += self._empty_files()
+        return found
 
     # Room
 

@@ -44,6 +44,7 @@ class Divergences:
         self._replies: dict[Conversation, int] = {}  # those that are compared
         context.signals.broadcast.connect(self.compare)
         context.signals.changed.connect(self._forget_if_replaced)
+        context.signals.chat_changed.connect(self._forget_if_closed)
 
     def compare(self, conversations: Sequence[Conversation]) -> None:
         """Compare the replies that these chats have just begun."""
@@ -57,6 +58,14 @@ class Divergences:
         reply = self._replies.get(changed)
         if reply is None or any(message.id == reply for message in changed.messages):
             return
+        self._forget()
+
+    def _forget_if_closed(self) -> None:
+        """Say nothing more about a chat that was closed or deleted: another one may get its letter."""
+        if not self._replies.keys() <= set(self._context.chats):
+            self._forget()
+
+    def _forget(self) -> None:
         for pane in self._context.workspace.panes:
             if pane.conversation in self._replies:
                 pane.show_divergence(None)

@@ -135,12 +135,19 @@ def instruct(context: Context) -> None:
     active = context.chats.active
 
     def take(text: str | None) -> None:
+        left = text is None and asked.holds_work()
+        active.instructing = asked.text if left else None
         if text is not None:
             with context.program.reporting_errors():
                 active.instruct(text.strip())
+        elif left:
+            again = f"{context.keys.name('chat.system')} shows it again"
+            context.app.notify(f"What you typed is not used. {again}")
 
-    question = "System prompt (applies from the next reply)"
-    context.app.push_screen(AskScreen(question, active.chat.system, lines=True), take)
+    typed = active.instructing
+    when = "applies from the next reply" if typed is None else "typed, not used yet; ^Z: the one in use"
+    asked = AskScreen(f"System prompt ({when})", active.chat.system, lines=True, typed=typed)
+    context.app.push_screen(asked, take)
 
 
 def _offers(context: Context) -> Iterator[Offer]:

@@ -19,13 +19,20 @@ class AskScreen(Dialog[str]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+s", "take", show=False)]
 
     def __init__(
-        self, question: str, answer: str = "", *, lines: bool = False, refused: bool = False
+        self,
+        question: str,
+        answer: str = "",
+        *,
+        lines: bool = False,
+        refused: bool = False,
+        typed: str | None = None,
     ) -> None:
         """`answer` fills the field. One line of it is selected, so that typing replaces it, unless it is
-        the user's own that was `refused` and needs a correction.
+        the user's own that was `refused` and needs a correction. `typed` replaces several lines; an undo
+        brings them back.
         """
         super().__init__()
-        self._question, self._lines = question, lines
+        self._question, self._lines, self._typed = question, lines, typed
         self._given = enterable(answer)
         self._field: Input | TextArea
         if lines:
@@ -43,6 +50,8 @@ class AskScreen(Dialog[str]):
     def on_mount(self) -> None:
         self.set_class(self._lines, "-lines")
         if isinstance(self._field, TextArea):
+            if self._typed is not None:
+                self._field.replace(self._typed, (0, 0), self._field.document.end)
             self._field.move_cursor(self._field.document.end)
         self._field.focus()
 
@@ -55,10 +64,11 @@ class AskScreen(Dialog[str]):
         self.action_take()
 
     def action_take(self) -> None:
-        self.dismiss(self._text())
+        self.dismiss(self.text)
 
     def holds_work(self) -> bool:
-        return self._text() != self._given
+        return self.text != self._given
 
-    def _text(self) -> str:
+    @property
+    def text(self) -> str:
         return self._field.text if isinstance(self._field, TextArea) else self._field.value

@@ -92,12 +92,29 @@ async def test_title_system_prompt_and_params_are_taken_over(bench: Callable[...
     async with bench(clock=Clock()) as it:
         await it.answered(await it.say("hello"))
         chat = it.app.chats.active.chat
-        other.change_chat(chat.id, title="renamed", system="rhyme", params=chat.params.changed(temperature=0))
+        other.change_chat(chat.id, title="renamed", system="rhyme")
+        other.tune(chat.id, chat.params, chat.params.changed(temperature=0))
         it.app.on_app_focus()
         await it.until(lambda: "renamed" in it.screen_text())
         reply = await it.say("more")
         assert reply.prompt[0] == {"role": "system", "content": "rhyme"}
         assert reply.params.temperature == 0
+
+
+@run
+async def test_parameters_that_another_screen_has_just_changed_are_kept(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench(clock=Clock()) as it:
+        active = it.app.chats.active
+        reply = await it.say("hello")
+        was = active.chat.params
+        other.tune(active.chat.id, was, was.changed(top_k=7))
+        active.tune(was.changed(temperature=0.25))
+        both = was.changed(top_k=7, temperature=0.25)
+        assert active.chat.params == other.chat(active.chat.id).params == both
+        await it.until(lambda: it.backend.updates)
+        assert it.backend.updates == [(reply.id, {"top_k": 7, "temperature": 0.25})]
 
 
 @run

@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual.widgets import TextArea
 
 from minichat.clients.fake import FakeBackend
 from minichat.features.chats import chats
 from tests.app.conftest import run, snapshot
+
+KEPT = "What you typed is not used. Alt+S shows it again"
 
 
 def titles(it: Any) -> list[str]:
@@ -161,6 +164,35 @@ async def test_system_prompt(bench: Callable[..., Any]) -> None:
         await it.pilot.press("alt+s", *"rhyme", "ctrl+s")
         await it.until(lambda: it.app.chats.active.chat.system == "rhyme")
         assert (await it.say("hello")).prompt[0] == {"role": "system", "content": "rhyme"}
+
+
+@run
+async def test_a_system_prompt_that_is_left_is_kept(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        first = it.app.chats.active
+        first.instruct("Be brief.")
+        await it.pilot.press("alt+s", *" No", "escape")
+        await it.until(lambda: KEPT in it.notified.values())
+        assert first.chat.system == "Be brief."
+        await it.pilot.press("ctrl+n", "alt+s")
+        await it.until(lambda: "System prompt (applies" in it.screen_text())
+        assert it.app.screen.query_one(TextArea).text == ""
+        await it.pilot.press("escape", "alt+1", "alt+s", *" rhymes.")
+        await it.until(lambda: "System prompt (typed, not used yet" in it.screen_text())
+        await it.pilot.press("ctrl+s")
+        await it.until(lambda: first.chat.system == "Be brief. No rhymes.")
+        await it.pilot.press("alt+s")
+        await it.until(lambda: "System prompt (applies" in it.screen_text())
+
+
+@run
+async def test_undo_brings_back_the_system_prompt_in_use(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        it.app.chats.active.instruct("Be brief.")
+        await it.pilot.press("alt+s", *" No", "escape", "alt+s", "ctrl+z")
+        await it.until(lambda: it.app.screen.query_one(TextArea).text == "Be brief.")
+        await it.pilot.press("escape", "alt+s")
+        await it.until(lambda: "System prompt (applies" in it.screen_text())
 
 
 @run
