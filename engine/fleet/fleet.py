@@ -46,7 +46,7 @@ from engine.api.events import (
 )
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
-from engine.fleet.futures import all_done, answered, has_ended, log_difference, refusal
+from engine.fleet.futures import all_done, answered, has_ended, refusal
 from engine.fleet.kept import KeptSettings
 from engine.fleet.merged import merged, replica_view
 from engine.fleet.router import Placement, Router
@@ -59,7 +59,7 @@ T = TypeVar("T")
 NUMBERS = 2**42  # of requests in one replica, so that a request's number says where it runs
 ANSWERS_WITHIN = 2.0  # seconds; a replica that takes longer is shown as it was
 _SAME_EVERYWHERE = (Switched, Quantizing, Quantized, Recached, AdapterChanged)  # all replicas report them
-_RENAMING = (Quantized, Recached, AdapterChanged)  # after these, blocks have other names
+_RENAMING = (Restarted, Quantized, Recached, AdapterChanged)  # after these, blocks have other names
 
 
 class Fleet(EngineClient):
@@ -114,9 +114,10 @@ class Fleet(EngineClient):
                 return answered(partial(self._drain, replica, stop=stop))
             case StartReplica(replica=replica):
                 return answered(partial(self._start, replica))
-        whole = all_done([self._replicas[number].send(command) for number in self._serving()])
-        whole.add_done_callback(partial(self._settings.note, command))
-        return whole
+        with self._events:  # so that all replicas get settings in the same order
+            answers = [self._replicas[number].send(command) for number in self._serving()]
+            self._settings.sent(command, answers)
+        return all_done(answers)
 
     def _owner(self, id: int) -> EngineClient:
         """The replica of a request. A number that none has given is refused by any."""
@@ -353,6 +354,7 @@ class Fleet(EngineClient):
                 case Restarted() if replica in self._stopped:
                     return  # it was stopped while it started
                 case Restarted():
+                    self._settings.restore(self._replicas[replica].send)
                     self._lost.pop(replica, None)
                     self._changed(replica, "ready")
                 case Queued(request=request):
@@ -361,16 +363,8 @@ class Fleet(EngineClient):
                     self._alive.pop(request, None)
             if self._passes(replica, event):
                 self._bus.emit(event)
-        if isinstance(event, Restarted):
-            self._restore(replica)
-        elif isinstance(event, _RENAMING):
+        if isinstance(event, _RENAMING):
             self._learn(replica)
-
-    def _restore(self, replica: int) -> None:
-        """Give a replica that has started again the settings of the others, then prompts."""
-        for command in self._settings.all():
-            self._replicas[replica].send(command).add_done_callback(log_difference)
-        self._learn(replica)
 
     def _passes(self, replica: int, event: Event) -> bool:
         """Whether an event is for the fleet's subscribers. What all replicas report is passed on once."""

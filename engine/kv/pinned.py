@@ -81,8 +81,10 @@ class PinnedAhead:
         if self._thread is None:
             return
         self._thread.join()
+        free = []
         with self._gate:
-            free, self._free[:] = list(self._free), []
+            while self._free:  # one by one: arrays that go on other threads add to it meanwhile
+                free.append(self._free.pop())
         if free and not self._cuda.cuCtxSetCurrent(self._context):
             for address in free:
                 if not self._cuda.cuMemHostUnregister(ctypes.c_void_p(address)):

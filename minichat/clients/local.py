@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,7 +90,7 @@ class LocalBackend:
         self._converted: dict[str, dict[str, str]] = {}  # forms of weights and cache chosen since, by model
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
-        self._unsubscribe: list[Callable[[], None]] = []
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._loading = False
         self._trouble = "the engine is not loaded"
 
@@ -115,8 +116,7 @@ class LocalBackend:
                 with loading():
                     self._engine = self._launch(self._config, tell)
                 forms = self._converted.setdefault(self._config.model, {})
-                self._unsubscribe = [self._engine.subscribe(lambda event: _note_form(event, forms))]
-                self._unsubscribe += [self._engine.subscribe(handler) for handler in self._handlers]
+                self._unsubscribe = self._engine.subscribe(partial(self._hear, forms))
             finally:
                 self._loading = False
             return self._engine.snapshot()
@@ -145,9 +145,7 @@ class LocalBackend:
         if host is None:
             return
         self._trouble = "another model is loading"
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()  # its end is expected
-        self._unsubscribe.clear()
+        self._unsubscribe()  # its end is expected
         host.close()
         del host
         gc.unfreeze()  # the engine is in reference cycles, and frozen ones would never be collected
@@ -204,10 +202,13 @@ class LocalBackend:
         return await in_thread(self._host.snapshot)
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
-        handover = Handover(handler)
-        self._handlers.append(handover)
-        if self._engine is not None:
-            self._unsubscribe.append(self._engine.subscribe(handover))
+        self._handlers.append(Handover(handler))
+
+    def _hear(self, forms: dict[str, str], event: Event) -> None:
+        """Pass on an event. Runs on the engine's thread, perhaps while there is a new subscriber."""
+        _note_form(event, forms)
+        for handler in self._handlers:
+            handler(event)
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         pieces = self._engine.pieces(tokens) if self._engine else []
@@ -229,7 +230,7 @@ class LocalBackend:
 
 
 def _note_form(event: Event, forms: dict[str, str]) -> None:
-    """Note the form that weights or cache have now. Runs on the engine's thread."""
+    """Note the form that weights or cache have now."""
     match event:
         case Quantized(scheme=scheme, error=""):
             forms["quantization"] = scheme

@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,18 +15,19 @@ import pytest
 from engine.api.commands import SetKvScheme, SetQuantization
 from engine.api.config import EngineConfig
 from engine.api.errors import BadCheckpoint, EngineDead
-from engine.api.events import Delta, Died, Event
+from engine.api.events import Bus, Delta, Died, Event, Handler
 from engine.api.params import SamplingParams
 from engine.host.thread import EngineThread
 from engine.start import start
 from minichat.cli import parser
+from minichat.clients.bridge import in_thread
 from minichat.clients.local import LocalBackend
 from minichat.clients.protocol import Progress
 from minichat.commands.tui import restart_words
 from tests.app.conftest import run, whole
 from tests.cli.conftest import TEMPLATE, write_model
 from tests.models.lora import random_adapter
-from tests.waiting import until
+from tests.waiting import LIMIT, until
 
 
 @run
@@ -152,3 +156,33 @@ async def test_a_model_comes_back_in_the_form_it_was_converted_to(tmp_path: Path
     again = parser().parse_args(restart_words(options, backend.config_of(one)))  # as after F5
     assert (again.model, again.quantization, again.kv) == (one, "int8", "int8")
     assert backend.close()
+
+
+@run
+async def test_who_subscribes_while_the_engine_loads_hears_each_event_once() -> None:
+    loop, subscribed = asyncio.get_running_loop(), threading.Event()
+    heard, asked = list[Event](), list[Handler]()
+    bus, engine = Bus(), SimpleNamespace(snapshot=lambda: None, close=lambda: None)
+    backend = LocalBackend(EngineConfig(model="pocket"), lambda *_: engine)
+
+    def subscribe(handler: Handler) -> Callable[[], None]:
+        """The first call waits, on the thread that loads, until somebody has subscribed on the loop."""
+        asked.append(handler)
+        if asked == [handler]:
+            loop.call_soon_threadsafe(subscribe_too)
+            assert subscribed.wait(LIMIT)
+        return bus.subscribe(handler)
+
+    def subscribe_too() -> None:
+        backend.subscribe(heard.extend)
+        subscribed.set()
+
+    engine.subscribe = subscribe
+    await backend.load(lambda *_: None)
+    bus.emit(Died(0, 0.0, "once"))
+    await until(lambda: heard)
+    assert len(heard) == 1
+    await in_thread(backend._close_engine)
+    bus.emit(Died(0, 0.0, "expected"))
+    await asyncio.sleep(0)
+    assert len(heard) == 1

@@ -2,6 +2,9 @@
 
 import ctypes
 import gc
+import sys
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -85,6 +88,43 @@ def test_what_nothing_uses_is_given_back() -> None:
     assert ahead.take(SLAB) is None
     ahead.give_back()
     assert len(driver.memory) == 1
+
+
+def test_a_slab_is_not_lost_if_its_last_array_goes_while_others_are_given_back() -> None:
+    """At any instruction: arrays also go on other threads, which cannot wait."""
+    for at in count(1):
+        driver = Driver()
+        ahead = begun(driver)
+        used = [taken(ahead)]
+        clear_during_give_back(used, ahead, at)
+        reached = not used
+        used.clear()
+        ahead.give_back()
+        assert not driver.memory
+        if not reached:  # there is no such instruction
+            assert at > 9
+            return
+
+
+def clear_during_give_back(used: list[torch.Tensor], ahead: PinnedAhead, at: int) -> None:
+    """Clear the list before the instruction of this number."""
+
+    def trace(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal at
+        if frame.f_code is not PinnedAhead.give_back.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        at -= what == "opcode"
+        if not at:
+            used.clear()
+        return trace
+
+    usual = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        ahead.give_back()
+    finally:
+        sys.settrace(usual)
 
 
 def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:

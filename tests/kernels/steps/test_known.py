@@ -27,7 +27,7 @@ from engine.kernels.triton.precompile import load_ahead, start_compiling, start_
 from tests.kernels.steps.recording_driver import NEW, RecordingDriver, both, one, precompile, x
 from tests.kernels.steps.test_compiles import SMALL, decode, prompts
 from tests.models.tiny import write_config
-from tests.waiting import becomes
+from tests.waiting import LIMIT, becomes
 
 WARM_UP = """
 import sys
@@ -60,6 +60,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "kernels.json"
     monkeypatch.setattr(rehearsal, "known_kernels", lambda name, code: KnownKernels(file, code=code))
     monkeypatch.setattr(rehearsal, "engine_code", lambda: "unchanged")
+    monkeypatch.setattr(rehearsal, "_PATIENCE", LIMIT)  # on a loaded machine
     yield file
     rehearsal._known.clear()
 
