@@ -110,7 +110,10 @@ class Resumed(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class Transferred(RequestEvent):
-    """A store to a lower tier or a load from it has ended. `error`: why it failed."""
+    """A store to a lower tier or a load from it has ended. `error`: why it failed.
+
+    A tier on disk writes later what it has stored. `seconds`: at least those that the engine waited.
+    """
 
     tier: str
     load: bool

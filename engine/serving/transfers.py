@@ -37,7 +37,7 @@ def take_ends(scheduler: Scheduler, runner: Runner, *, wait: bool = False) -> No
         moving = take_end(scheduler, end)
         if not end.error:
             scheduler.sinking.ended(moving, end.seconds)
-        _report(scheduler, moving, end.seconds, end.error)
+        _report(scheduler, moving, max(end.seconds, moving.ordering), end.error)
         if moving.request is not None and not scheduler.requests:
             # When the last request ended, this transfer held its blocks.
             scheduler.sinking.copy_ahead(scheduler.step, scheduler.rules.step_tokens, idle=True)

@@ -58,7 +58,7 @@ class DiskTier(Tier):
         self._refused: set[BlockName] = set()  # of chats that were deleted meanwhile
         self._retry_at = self._look_at = 0.0
         self._ended = False  # waiting blocks are not written
-        self.reset()
+        self._measure()
         self._guarded(self._look)  # now, so that the first request finds the blocks of earlier engines
 
     @property
@@ -107,8 +107,13 @@ class DiskTier(Tier):
         self._writer.submit(self._guarded, partial(self._forget, names))
 
     def reset(self) -> None:
+        self._measure()
+        self._writer.submit(self._guarded, self._look_again)  # blocks of this scheme may be there already
+
+    def _measure(self) -> None:
+        """Forget the blocks of another scheme, and take the size of one in the present scheme."""
         self._nbytes = self._block_bytes()
-        self._stride = -(-self._nbytes // _PAGE) * _PAGE
+        self._stride = _stride(self._nbytes)
         self._slots: dict[BlockName, DiskSlot] = {}
         self._generation = -1
         self._look_at = 0.0
@@ -233,6 +238,10 @@ class DiskTier(Tier):
             self._close()
             self._slots = {}
 
+    def _look_again(self, index: DiskIndex) -> None:
+        self._generation = -1  # here, because a look that ran during the reset may have set it
+        self._look(index)
+
     def _look(self, index: DiskIndex) -> None:
         """Notice blocks that other engines, or earlier ones, stored or dropped."""
         if self._generation != (generation := index.generation):
@@ -242,6 +251,7 @@ class DiskTier(Tier):
         rows = {name: row for name in names if (row := self._waiting.get(name)) is not None}
         kept = [name for name in rows if name not in self._refused]
         self._refused.difference_update(names)
+        stride = _stride(max(map(len, rows.values()), default=self._nbytes))  # maybe of the scheme before
         files: dict[int, int] = {}
 
         def write(at: int, slot: DiskSlot) -> bytes:
@@ -254,7 +264,9 @@ class DiskTier(Tier):
             return _checksum(kept[at], row)
 
         try:
-            self._slots |= index.put(kept, self._stride, write)
+            stored = index.put(kept, stride, write)
+            if stride == self._stride:
+                self._slots |= stored
             self.problem = self._behind(0.5, but=len(names))
         finally:
             for file in files.values():
@@ -284,6 +296,11 @@ class _Parts(Transfer):
     def result(self) -> float:
         wait(self._parts)  # all of them, even after an error: they write to blocks that it frees
         return max(part.result() for part in self._parts) - self._began
+
+
+def _stride(nbytes: int) -> int:
+    """The bytes of a slot for a block."""
+    return -(-nbytes // _PAGE) * _PAGE
 
 
 def _checksum(name: BlockName, row: np.ndarray) -> bytes:

@@ -188,8 +188,12 @@ class Knobs(Widget, can_focus=True):
     @property
     def preset(self) -> str:
         """The name of the preset that matches the parameters."""
-        found = preset_of(self.params, (*self.presets, Preset.own(self.default, DEFAULT)))
+        found = preset_of(self.params, self._named())
         return found.name if found else OWN
+
+    def _named(self) -> tuple[Preset, ...]:
+        """The presets, and last the settings of a new chat."""
+        return (*self.presets, Preset.own(self.default, DEFAULT))
 
     # Keys
 
@@ -210,10 +214,10 @@ class Knobs(Widget, can_focus=True):
 
     def _turn_preset(self, by: int) -> None:
         """Cycle through the presets; the last entry is the user's unsaved settings."""
-        own = self.strategies.own
-        ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
-        found = preset_of(self.params, self.presets)
-        place, by = ring.index(found) if found else len(self.presets), 1 if by > 0 else -1
+        own, named = self.strategies.own, self._named()
+        ring = [*named, *([Preset.own(own)] if own is not None else [])]
+        found = preset_of(self.params, named)
+        place, by = ring.index(found) if found else len(named), 1 if by > 0 else -1
         try:
             for _ in ring:  # past those with the same values, which would be shown as the present one
                 place = (place + by) % len(ring)
@@ -239,10 +243,10 @@ class Knobs(Widget, can_focus=True):
             self._type(self._typing.text[:-1])
 
     def action_reset(self) -> None:
-        """Reset the field to its default, or ask to delete a preset."""
+        """Unset the field; one that always has a value gets that of a new chat. Or ask to delete a preset."""
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
-            self._set(row, getattr(PLAIN, row.field))
+            self._set(row, getattr(self.default if shown(row, PLAIN) else PLAIN, row.field))
         elif row == _PRESET:
             self.post_message(self.DeleteRequested())
 
@@ -290,7 +294,7 @@ class Knobs(Widget, can_focus=True):
 
     def _remember(self, params: SamplingParams) -> None:
         self.strategies.observe(params)
-        if preset_of(params, self.presets) is None:
+        if preset_of(params, self._named()) is None:
             self.strategies.own = params
 
     def watch_row(self) -> None:

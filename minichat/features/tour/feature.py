@@ -15,6 +15,7 @@ from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
+from minichat.plural import plural
 from minichat.shell.background import begin
 from minichat.ui.marks import ASCII
 
@@ -155,11 +156,22 @@ def start(context: Context) -> None:
         context.app.notify("This is the tour")
         return
     words = ["--ascii"] if context.program.start.ascii else []
+    before = _open(context)
     try:
         with context.app.suspend():
-            subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False)
+            print("minichat: starting the tour ...", flush=True)  # the shell's screen shows for some seconds
+            code = subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False).returncode
     except SuspendNotSupported:
         context.app.notify("The tour needs the terminal. Quit and run: minichat tour", severity="warning")
+        return
+    if code:
+        context.app.notify(f"The tour failed with exit code {code}", severity="error")
+    if kept := len(_open(context) - before):
+        context.app.notify(f"Kept {plural(kept, 'chat')}. {context.keys.name('chat.jump')} lists them")
+
+
+def _open(context: Context) -> set[int]:
+    return {chat.id for chat in context.chats.services.store.open_chats(1)}
 
 
 def _make(context: Context) -> Tour | None:

@@ -64,10 +64,10 @@ async def test_values_set_by_the_user_are_offered_among_the_presets(bench: Calla
         row(it, "preset")
         await it.until(lambda: "own" in it.screen_text())
         names = []
-        for _ in range(6):
+        for _ in range(7):
             await it.pilot.press("right")
             names.append(it.drawer.knobs.preset)
-        assert names == ["greedy", "precise", "balanced", "creative", "own", "greedy"]
+        assert names == ["greedy", "precise", "balanced", "creative", "default", "own", "greedy"]
         await it.pilot.press("left")
         assert active.chat.params == SamplingParams(temperature=0.75, max_tokens=99)
 
@@ -113,3 +113,18 @@ async def test_values_set_by_the_user_are_still_offered_after_a_restart(bench: C
         row(it, "preset")
         await it.pilot.press("left")
         assert it.app.chats.active.chat.params == SamplingParams(temperature=0.75), "a fork has them, too"
+
+
+@run
+async def test_delete_gives_the_temperature_of_a_new_chat_and_unsets_other_fields(
+    bench: Callable[..., Any],
+) -> None:
+    default = SamplingParams(temperature=0.6, top_k=40)
+    async with bench((100, 40), params=default) as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        await it.pilot.press("right", "delete")
+        assert it.app.chats.active.chat.params == default and it.drawer.knobs.preset == "default"
+        row(it, "top_k")
+        await it.pilot.press("delete")
+        assert it.app.chats.active.chat.params == default.changed(top_k=0)

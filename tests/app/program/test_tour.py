@@ -1,7 +1,11 @@
 """The tour: the real engine does what each page describes, and nothing is left behind."""
 
+import subprocess
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,3 +205,28 @@ async def test_the_palette_says_that_it_needs_the_terminal(bench: Callable[..., 
     async with bench() as it:
         await it.command("program.tour")
         await it.until(lambda: any("run: minichat tour" in notice for notice in it.notices()))
+
+
+@run
+async def test_the_screen_says_that_the_tour_starts_and_what_it_left(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        terminal = StringIO()
+        monkeypatch.setattr(it.app, "suspend", lambda: redirect_stdout(terminal))
+        seen, kept = list[str](), it.app.store.export_json(it.app.chats.active.chat.id)
+
+        def tour(*_: object, **__: object) -> SimpleNamespace:
+            seen.append(terminal.getvalue())
+            it.app.store.import_json(kept)
+            it.app.store.import_json(kept)
+            return SimpleNamespace(returncode=0)
+
+        monkeypatch.setattr(subprocess, "run", tour)
+        await it.command("program.tour")
+        await it.until(lambda: "Kept 2 chats. ^O lists them" in it.notices())
+        assert seen == ["minichat: starting the tour ...\n"]
+
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
+        await it.command("program.tour")
+        await it.until(lambda: "The tour failed with exit code 1" in it.notices())

@@ -10,7 +10,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.kv.pool import BlockPool
 from engine.kv.tiers.host import HostTier
-from engine.kv.tiers.tier import BlockName
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer
 from engine.scheduling.residence import Residence
 from engine.serving.engine import Engine
 from tests.engine.byte_tier import ByteTier
@@ -250,3 +250,18 @@ def test_blocks_that_are_neighbors_move_together() -> None:
         assert pairs[-1] == [(place, block) for block, place in pairs[-2]]
         pool.free(blocks)
         tier.release(names[::-2] + names[::2])
+
+
+def test_the_reported_time_of_a_store_includes_what_the_engine_waited_for() -> None:
+    """A tier may copy the blocks before it returns the transfer, which then has nothing left to do."""
+
+    class Slow(ByteTier):
+        def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+            engine.clock.now += 0.25
+            return super().store(names, blocks)
+
+    engine = ledger_engine(below=[Slow()], blocks=16, preemption="swap")
+    seen = transfers_of(engine)
+    for first in range(8):
+        answer(engine, first)
+    assert seen and {each.seconds for each in seen if not each.load} == {0.25}
