@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("NemotronH", NEMOTRON | {"layers_block_type": LONE[:4]}),
     "cohere2": ("Cohere2", {"head_dim": 24, "sliding_window": 21, "layer_types": MIXED}),
 }
-GREEDY = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 def make(family: str, folder: Path) -> Any:

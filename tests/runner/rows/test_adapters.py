@@ -23,7 +23,7 @@ from tests.runner.graphs.plain_stage import staged
 from tests.runner.small import GREEDY, alone, close_to, drain, engine_on, run_to, turn, turn_until
 
 PROMPT = (1, *range(60, 97))
-LOGPROBS = GREEDY.changed(logprobs=3, max_tokens=24)
+LOGPROBS = GREEDY.changed(logprobs=3)
 
 
 @dataclass(frozen=True)

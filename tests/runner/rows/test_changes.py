@@ -139,7 +139,7 @@ def test_max_tokens_may_be_raised_midway(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     id, output = ask(engine, PROMPT, replace(GREEDY, max_tokens=6))
     run_to(engine, output, 5)  # at depth 1 the last one is in flight by now
-    engine.update(id, max_tokens=GREEDY.max_tokens)
+    engine.update(id, max_tokens=24)
     drain(engine)
     assert output.reply == alone(llama, PROMPT).reply
 
@@ -172,7 +172,7 @@ def test_a_single_prompt_may_be_longer_than_a_step(llama: Path, prompt: int) -> 
 def test_held_text_keeps_its_order_when_stop_and_min_tokens_change(llama: Path) -> None:
     """Text held back for one stop string is sent before the text that follows it."""
     engine = engine_on(llama)
-    only_a = replace(GREEDY, max_tokens=24, logit_bias={A: 100.0}, stop=("aaab",))
+    only_a = replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",))
     id, output = ask(engine, PROMPT, only_a)
     for _ in range(2):
         turn(engine)

@@ -50,7 +50,7 @@ def test_given_tokens_replace_the_likeliest(checkpoint: Checkpoint, depth: int, 
 def test_they_may_change_while_a_reply_runs(checkpoint: Checkpoint) -> None:
     folder, theirs = checkpoint("llama")
     engine = engine_on(folder)
-    id, output = ask(engine, PROMPT, replace(GREEDY, max_tokens=24, logprobs=0, logprob_token_ids=IDS))
+    id, output = ask(engine, PROMPT, replace(GREEDY, logprobs=0, logprob_token_ids=IDS))
     while len(output.tokens) < 5:
         turn(engine)
     engine.update(id, logprob_token_ids=(8, 9))
