@@ -265,7 +265,7 @@ class Conversation:
             self.view.add_text(added, "")
 
     def _answer(self, *said: Message, instead_of: int | None = None, title: str | None = None) -> None:
-        """Add what is said and start a reply, maybe in place of a message and all after it."""
+        """Add these messages and start a reply. `instead_of` deletes that message and all after it first."""
         chat, params = self.chat, changed_from_default(self.chat.params)
         turn = (*said, Message(0, "assistant", "", state="streaming", params=params))
         added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)

@@ -129,12 +129,7 @@ async def test_nothing_is_said_of_a_reply_that_was_replaced(
     bench: Callable[..., Any], keys: list[str]
 ) -> None:
     async with bench((200, 50)) as it:
-        await broadcast(it)
-        for reply, sign in zip(it.replies, "ab", strict=True):
-            reply.say(sign, logprobs=[logprobs_at(ord(sign))])
-            reply.end()
-        await it.until(lambda: it.screen_text().count("Replies diverge at token 1") == 2)
-        await it.until(lambda: [marks(pane) for pane in it.main.panes] == [["a"], ["b"]])
+        await diverge(it)
         await it.pilot.press("alt+a", *keys)
         await it.until(lambda: len(it.replies) == 3)
         assert "Replies diverge" not in it.screen_text()
@@ -145,16 +140,21 @@ async def test_nothing_is_said_of_a_reply_that_was_replaced(
 @pytest.mark.parametrize("keys", [["alt+w"], ["alt+d", "down", "enter"]], ids=["closed", "deleted"])
 async def test_nothing_is_said_of_a_chat_that_is_gone(bench: Callable[..., Any], keys: list[str]) -> None:
     async with bench((200, 50)) as it:
-        await broadcast(it)
-        for reply, sign in zip(it.replies, "ab", strict=True):
-            reply.say(sign, logprobs=[logprobs_at(ord(sign))])
-            reply.end()
-        await it.until(lambda: it.screen_text().count("Replies diverge at token 1") == 2)
-        await it.until(lambda: [marks(pane) for pane in it.main.panes] == [["a"], ["b"]])
+        await diverge(it)
         await it.pilot.press(*keys)
         await it.until(lambda: len(it.main.panes) == 1)
         assert "Replies diverge" not in it.screen_text()
         assert marks(it.main.pane) == []
+
+
+async def diverge(it: Any) -> None:
+    """Two replies end that differ in their first token."""
+    await broadcast(it)
+    for reply, sign in zip(it.replies, "ab", strict=True):
+        reply.say(sign, logprobs=[logprobs_at(ord(sign))])
+        reply.end()
+    await it.until(lambda: it.screen_text().count("Replies diverge at token 1") == 2)
+    await it.until(lambda: [marks(pane) for pane in it.main.panes] == [["a"], ["b"]])
 
 
 def marks(pane: Any) -> list[str]:
