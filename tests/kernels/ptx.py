@@ -46,14 +46,19 @@ def loads_at_once(text: str) -> bool:
 
 
 def reached_before(text: str, mark: str) -> set[int]:
-    """Return the indexes of the parameters that a kernel reads or writes through before `mark`."""
+    """Return the indexes of the parameters that a kernel reads or writes through before `mark`.
+
+    What the L2 cache is asked to read does not count.
+    """
     before, found, _ = text.partition(mark)
     assert found, f"there is no {mark}"
     made_of: dict[str, list[str]] = {}
     for to, given in re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.]*\s+(%rd\d+), ([^;]*);", before, re.MULTILINE):
         made_of.setdefault(to, []).append(given)
     places, known = set(), set()
-    left = re.findall(r"(?:(?:ld|ld\.volatile|st|atom|red)\.global|cp\.async)[^;]*;", before)
+    left = re.findall(
+        r"(?:(?:ld|ld\.volatile|st|atom|red)\.global|cp\.async(?!\.bulk\.prefetch))[^;]*;", before
+    )
     while left:
         given = left.pop()
         places |= {int(place) for place in re.findall(r"_param_(\d+)", given)}

@@ -191,7 +191,7 @@ def test_items_fit_the_reserved_room(
 def test_contexts_are_read_ahead_in_layers_like_those_that_were_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row of Qwen3-30B-A3B, but not of Qwen3-0.6B, Llama-3.1-8B, gpt-oss-20b, Gemma 3 12B or latents."""
+    """One row of latents and of Qwen3-30B-A3B, not of Qwen3-0.6B, Llama-3.1-8B, gpt-oss-20b, Gemma 3 12B."""
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
 
     def ahead(heads: int, kv_heads: int, dim: int, rows: int = 1, packed: bool = False, **more: Any) -> bool:
@@ -204,7 +204,7 @@ def test_contexts_are_read_ahead_in_layers_like_those_that_were_faster(
     for more in ({"window": 128}, {"sinks": True}, {"softcap": 50.0}):
         assert not ahead(32, 4, 128, **more)
     assert not ahead(32, 4, 128, 2) and not ahead(32, 4, 128, packed=True)
-    monkeypatch.setattr(switches, "FETCH", False)
-    assert not ahead(32, 4, 128)
     latents = LayerSpec(heads=16, kv_heads=1, key_dim=576, value_dim=512, scale=1.0, latent=True)
-    assert not tiles.for_tokens(latents, 1, gpu, 2).fetch
+    assert [tiles.for_tokens(latents, rows, gpu, 2).fetch for rows in (1, 2)] == [True, False]
+    monkeypatch.setattr(switches, "FETCH", False)
+    assert not ahead(32, 4, 128) and not tiles.for_tokens(latents, 1, gpu, 2).fetch

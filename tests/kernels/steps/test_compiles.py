@@ -98,7 +98,6 @@ BEFORE = {
     "_int4_gemv": {"words", "grid", "eye", "norm_weight"}, "_gemv_in_turns": {"words", "norm_weight"},
     "_norm": {"weight", "term_weight", "adapters", "table"}, "_gemm_with_terms": {"places", "table"},
     "_routed_down": {"weight", "shared", "logits", "choice_bias"},  # see one_row.py for the logits
-    "_routed_gate_up": {"shared"},
     "_rope_and_cache": {"weight", "rope", "positions", "places", "adapters", "table"},
     "_qkv_rope": {"rope", "positions", "places"}, "_by_head": {"weight", "w_head"}, "_merge": {"merges"},
     "_absorb": {"weight", "w_head", "norm_weight", "rope", "positions"}, "_pick": {"columns", "slots"},

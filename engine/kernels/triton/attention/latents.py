@@ -16,6 +16,7 @@ from engine.kernels.triton.attention.paged import LOG2_E, empty_partials, merge
 from engine.kernels.triton.attention.tiles import dim_padded
 from engine.kernels.triton.attention.work_plan import AttentionWork
 from engine.kernels.triton.launch import launch
+from engine.kernels.triton.prefetch import prefetch_bytes
 from engine.kv.store import KVLayer
 
 
@@ -56,7 +57,7 @@ def _attend_latents(
     HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr,
     WINDOW: tl.constexpr, KEPT: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr,
     KEYS: tl.constexpr, RANK_PAD: tl.constexpr, ROTATED_PAD: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    FETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -69,6 +70,12 @@ def _attend_latents(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
     table = tables + row * table_stride
+    if FETCH:  # whole blocks, in one instruction each
+        CELLS: tl.constexpr = BLOCK * (RANK + ROTATED)
+        soon = tl.minimum(end, begin + STAGES * KEYS)
+        for nth in range(begin // BLOCK, (soon + BLOCK - 1) // BLOCK):
+            block = cells + tl.load(table + nth).to(tl.int64) * CELLS
+            prefetch_bytes(block, CELLS * (cells.dtype.element_ty.primitive_bitwidth // 8))
     if PDL:  # before the wait, only data uploaded by the host is used
         tl.extra.cuda.gdc_wait()
 
@@ -115,12 +122,13 @@ def attend_latents(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work:
     """Fill the rows of `out` [tokens, heads, rank] that the work covers, from absorbed queries."""
     spec, tile = layer.spec, work.tile
     mixes, sums = empty_partials(spec, work, q.device)
-    rank, rotated = spec.value_dim, spec.key_dim - spec.value_dim
+    rank, rotated, keys = spec.value_dim, spec.key_dim - spec.value_dim, layer.keys
+    bulky = keys.data_ptr() % 16 == 0 == keys[0].nbytes % 16
     _attend_latents[(triton.cdiv(spec.heads, tile.padded), len(work.items))](
-        out, mixes, sums, q, layer.keys, tables, work.items, spec.scale * LOG2_E, tables.stride(0),
+        out, mixes, sums, q, keys, tables, work.items, spec.scale * LOG2_E, tables.stride(0),
         HEADS=spec.heads, RANK=rank, ROTATED=rotated, BLOCK=layer.block_size, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
-        RANK_PAD=dim_padded(rank), ROTATED_PAD=dim_padded(rotated), STAGES=tile.stages, PDL=tile.pdl,
-        num_warps=tile.warps, **launch(tile.pdl),
+        RANK_PAD=dim_padded(rank), ROTATED_PAD=dim_padded(rotated), STAGES=tile.stages,
+        FETCH=tile.fetch and bulky, PDL=tile.pdl, num_warps=tile.warps, **launch(tile.pdl),
     )  # fmt: skip
     merge(out, mixes, sums, spec, work)

@@ -61,6 +61,7 @@ class Tile:
 # concurrently: 528, 792, 396 and 1056 with the four tiles there. A nearly empty last wave leaves the memory
 # idle. Rows of mixed lengths, the usual case, end one by one, and prefer the taller tiles up to there.
 TOKENS = (
+    (8, (16, 4, 3, 400, True)),
     (16, (16, 1, 6, 400, True)),
     (160, (32, 1, 6, 400, True)),
     (320, (64, 2, 5, 264, False)),
@@ -140,7 +141,8 @@ def for_chunks(
 def _for_latents(spec: LayerSpec, rows: int, longest: int, gpu: GpuLimits, itemsize: int) -> Tile:
     """Return a tile over latents: some heads of a token or, if there are few heads, of several tokens.
 
-    `rows`: how many there are of at most `longest` tokens. No GPU has measured these figures yet.
+    `rows`: how many there are of at most `longest` tokens. For a token alone, blocks are read ahead, and
+    little shared memory is used, so that the kernel starts while the one before it ends.
     """
     tallest = NARROW if itemsize > 2 else 4 * NARROW if gpu.room >= ROOM_FOR_TALL else 2 * NARROW
     padded = min(tallest, max(NARROW, power(spec.heads)))
@@ -150,9 +152,11 @@ def _for_latents(spec: LayerSpec, rows: int, longest: int, gpu: GpuLimits, items
     held = max(1, min(2, (gpu.room - height * key_bytes) // (keys * key_bytes)))  # turns
     programs = min(MOST_PIECES * rows, 264 if height == NARROW else 132)
     each = -(-spec.heads // padded)  # programs of an item
-    stages = 2 * held + 1  # blocks of a turn are read as many turns before its latents
-    warps = 4 if height == NARROW else 8
-    return Tile(queries, padded, keys, warps, stages, max(1, programs // each), gpu.overlaps and rows <= FEW)
+    alone = rows == longest == 1 and gpu.overlaps
+    stages = 2 if alone else 2 * held + 1  # blocks of a turn are read as many turns before its latents
+    warps, split = 4 if height == NARROW else 8, max(1, programs // each)
+    pdl, fetch = gpu.overlaps and rows <= FEW, alone and switches.FETCH
+    return Tile(queries, padded, keys, warps, stages, split, pdl, fetch=fetch)
 
 
 def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimits) -> Tile:

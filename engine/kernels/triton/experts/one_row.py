@@ -28,7 +28,8 @@ from engine.kernels.triton.prefetch import bulky, prefetch_bytes
 
 MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
-WARPS = 2112  # of gate and up: 16 on each SM of a Hopper
+# Gate and up: about so many bytes of weights a program, or less if there are fewer than so many programs.
+BYTES, PROGRAMS = 24576, 3000
 COPIES = 32  # of the scores, which thousands of warps read at once: a line of the L2 cache serves one by one
 
 
@@ -360,7 +361,8 @@ def pieces(width: int) -> tuple[int, int]:
 def gate_up_tiling(outputs: int, inputs: int) -> RowTiling:
     """`outputs`: of all chosen experts. A single warp waits for no other, and has room for 2,048 inputs."""
     warps = power(triton.cdiv(inputs, 2048))
-    return RowTiling(max(1, round(outputs * warps / WARPS)), warps, stages=2 if warps == 1 else 3)
+    turns = max(1, min(round(BYTES / (4 * inputs)), outputs // PROGRAMS))
+    return RowTiling(turns, warps, stages=3 if warps == 1 else 2)
 
 
 def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
@@ -368,4 +370,5 @@ def down_tiling(weight: Tensor, chosen: int, beside: int) -> RowTiling:
     held = power(chosen) * prod(pieces(inputs)) + (power(beside) if beside else 0)
     wide = held > 8192
     turns = max(1, round(outputs / (264 if wide else 528)))
-    return RowTiling(turns, warps=8 if wide else 4, stages=3 if held * weight.itemsize <= 2**15 else 2)
+    stages = 3 if wide and held * weight.itemsize <= 2**15 else 2
+    return RowTiling(turns, warps=8 if wide else 4, stages=stages)

@@ -18,6 +18,7 @@ from engine.kv.store import KVLayer
 NARROW = 16  # rows of the smallest tensor core product
 FEW = 32  # up to this many rows, a program multiplies all inputs at once
 WHOLE = 8192  # numbers of a weight that a program then holds
+ALONE = 64  # outputs of a program for one row
 TALL = (64, 128, 64, 3)  # for more rows: rows, outputs and inputs of a tile, and stages
 
 
@@ -198,7 +199,7 @@ def _tile(tokens: int, inputs: int, outputs: int, parts: int, weight: Tensor) ->
     rows, columns, turn, stages = TALL
     if tokens <= FEW:
         rows, turn = max(NARROW, power(tokens)), max(NARROW, power(inputs))
-        columns = max(NARROW, min(power(outputs), WHOLE // turn))
+        columns = max(NARROW, min(power(outputs), ALONE if tokens == 1 and turn <= 512 else WHOLE // turn))
     elif weight.itemsize > 2:  # the compiler unrolls products in float32
         rows, columns, turn = NARROW, NARROW, NARROW
     if parts > 1:  # they are in float32, and all of them would be in flight

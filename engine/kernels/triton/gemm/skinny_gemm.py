@@ -25,6 +25,13 @@ from engine.kernels.triton.norm.norm import norm_scaled
 NARROW = 32  # up to this many rows `skinny_gemm` is faster than cuBLAS for any weight
 SMALL = 2**23  # up to this many numbers of a weight it stays faster for more rows
 ENOUGH = 132  # programs that keep a GPU busy
+# One row: inputs, padded, and up to how many outputs a program has how many of them, and warps. All programs
+# run at once, so the next kernel can start. docs/gpu-steps.md has the weights that were timed.
+NARROW_WEIGHTS = (
+    (1024, 4096, 4, 2),
+    (2048, 1024, 2, 2), (2048, 18 * ENOUGH, 2, 8), (2048, 28 * ENOUGH, 4, 4),
+    (4096, 1024, 4, 4), (4096, 16 * ENOUGH, 2, 8),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,11 +334,10 @@ def skinny_gemm(
 def gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """Use whole rows of the weight, as far as they fit in a program."""
     turn = min(power(inputs), 4096)
-    # All programs run at once: the next kernel can start.
-    if inputs <= turn == 4096 and 1024 < outputs <= 16 * ENOUGH and not gated:
-        return ProductTiling(2, turn, warps=8)
-    if inputs <= turn == 2048 and 18 * ENOUGH < outputs <= 28 * ENOUGH and not gated:
-        return ProductTiling(4, turn, warps=4)  # 7 fit on a multiprocessor, 9 with two outputs each
+    if not gated and inputs <= turn:
+        for width, most, rows, warps in NARROW_WEIGHTS:
+            if turn == width and outputs <= most:
+                return ProductTiling(rows, turn, warps)
     held = 8192 if outputs > 8192 else 4096  # elements per program
     return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 
