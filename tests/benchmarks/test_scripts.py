@@ -74,6 +74,7 @@ GPU = {
     "gpu_ranks": "--shape 0.6B --rows 1 --ranks 1 --stages 1 --quantization none int8 --only decode anatomy",
     "gpu_start": "--starts 1",
     "gpu_tiers": "--shape 0.6B --tokens 64 --rows 1 --programs 8 --only resume steps",
+    "gpu_tilings": "--only heads products",
     "gpu_turns": f"--other {ROOT} --shape 0.6B --rows 1 --only decode",
 }
 ELSEWHERE = {"lm_eval_scores"}  # needs a Python that has lm-eval

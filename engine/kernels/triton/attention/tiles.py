@@ -61,7 +61,6 @@ class Tile:
 # concurrently: 528, 792, 396 and 1056 with the four tiles there. A nearly empty last wave leaves the memory
 # idle. Rows of mixed lengths, the usual case, end one by one, and prefer the taller tiles up to there.
 TOKENS = (
-    (8, (16, 4, 3, 400, True)),
     (16, (16, 1, 6, 400, True)),
     (160, (32, 1, 6, 400, True)),
     (320, (64, 2, 5, 264, False)),
@@ -142,7 +141,7 @@ def _for_latents(spec: LayerSpec, rows: int, longest: int, gpu: GpuLimits, items
     """Return a tile over latents: some heads of a token or, if there are few heads, of several tokens.
 
     `rows`: how many there are of at most `longest` tokens. For a token alone, blocks are read ahead, and
-    little shared memory is used, so that the kernel starts while the one before it ends.
+    little shared memory is used, which leaves more for the kernels before and after it.
     """
     tallest = NARROW if itemsize > 2 else 4 * NARROW if gpu.room >= ROOM_FOR_TALL else 2 * NARROW
     padded = min(tallest, max(NARROW, power(spec.heads)))

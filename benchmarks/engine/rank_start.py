@@ -65,7 +65,7 @@ def measure(bench: Bench, label: str, config: dict[str, Any], state: str) -> Non
 def started(config: dict[str, Any], state: str, environment: dict[str, str]) -> Started:
     began = time.monotonic()
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.rank_start", json.dumps(config), state],
+        [sys.executable, "-m", "benchmarks.engine.rank_start", json.dumps(config), state],
         env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=_WITHIN,
     )  # fmt: skip
     seconds, started_at, spans = finished.stdout.splitlines()[-3:]
