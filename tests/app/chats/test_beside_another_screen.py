@@ -142,6 +142,20 @@ async def test_a_chat_deleted_there_is_kept_here(bench: Callable[..., Any], othe
 
 
 @run
+async def test_a_message_to_several_chats_reaches_none_if_one_was_deleted(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench((200, 50), clock=Clock()) as it:
+        await it.pilot.press("ctrl+n", "alt+a")
+        first, second = (each.chat.id for each in it.app.chats)
+        other.delete_chat(second)
+        it.main.prompt.put("to all")
+        await it.pilot.press("enter")
+        await it.until(lambda: "chat B was deleted, possibly in another window" in it.notices())
+        assert (it.main.prompt.text, other.history(first), len(it.replies)) == ("to all", [], 0)
+
+
+@run
 async def test_a_message_follows_those_sent_elsewhere_a_moment_ago(
     bench: Callable[..., Any], other: Store
 ) -> None:
