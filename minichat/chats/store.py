@@ -7,7 +7,7 @@ other's work. Disk problems are reported in `notices`, and the store keeps worki
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,12 @@ class Store:
 
     # Chats
 
-    def open_chats(self, last: int = PAGE) -> list[Chat]:
-        """The open chats, oldest first, each with its last messages."""
+    def open_chats(self, last: int = PAGE, known: Collection[int] = ()) -> list[Chat]:
+        """The open chats, oldest first, each with its last messages; none of those in `known`."""
 
         def work(db: Db) -> list[Chat]:
             ids = db.execute("SELECT id FROM chats WHERE closed_at IS NULL ORDER BY id").fetchall()
-            return [queries.chat(db, row["id"], last) for row in ids]
+            return [queries.chat(db, row["id"], last) for row in ids if row["id"] not in known]
 
         return self._database.read(work)
 
