@@ -12,7 +12,7 @@ from engine.api.errors import EngineError
 from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed, refuse_chances
 from minichat.settings import Loaded, Settings
-from minichat.shell.again import restart, restarted
+from minichat.shell.again import announce, restart, restarted
 from minichat.shell.first import First
 from minichat.shell.interpreter import loading, share
 from minichat.shell.paths import Paths, private_folder
@@ -67,13 +67,14 @@ def show(
         chosen = sampling_options(options, settings)
     except EngineError as error:
         return failed(error)
+    continues = restarted()
     start = Start(
         model=model,
         paths=paths,
         terminal=terminal,
         params=chosen.params,
         system=chosen.system,
-        named=chosen.named and not restarted(),
+        named=chosen.named and not continues,
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),
@@ -82,9 +83,10 @@ def show(
     store, backend = Store(paths.chats), engine()
     app = MinichatApp(backend, store, start)
     app.run(mouse=settings.screen.mouse)
+    if (code := app.return_code or 0) == RESTART:
+        announce()
     store.close()
     closed = backend.close()
-    code = app.return_code or 0
     if code == RESTART:
         restart(again(app.lifecycle.model))
     if not closed:
