@@ -40,6 +40,16 @@ def sampling_options(options: argparse.Namespace, settings: Settings) -> Samplin
     return SamplingOptions(settings.sampling.changed(**given), system, named)
 
 
+def take_terminal(log: Path) -> Terminal:
+    """Prepare this process for a screen. Call before its modules are imported."""
+    terminal = Terminal.found()
+    adapt_environment(terminal)
+    draw_on_terminal()
+    share()
+    _keep_log(log)
+    return terminal
+
+
 def show(
     options: argparse.Namespace,
     paths: Paths,
@@ -51,10 +61,7 @@ def show(
     first: First | None = None,
 ) -> int:
     """Run until the user quits. `again` returns the command line that restarts it with a model."""
-    terminal = Terminal.found()
-    adapt_environment(terminal)
-    draw_on_terminal()
-    share()
+    terminal = take_terminal(paths.log)
     with loading("screen"):
         from minichat.app import MinichatApp
         from minichat.chats.store import Store
@@ -79,7 +86,6 @@ def show(
         loaded=loaded,
         first=first or First(),
     )
-    _keep_log(paths.log)
     store, backend = Store(paths.chats), engine()
     app = MinichatApp(backend, store, start)
     app.run(mouse=settings.screen.mouse)
