@@ -302,6 +302,8 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._checked_at = self.start.clock()
         with self.reporting_errors():
             self.chats.catch_up()
+            if others := self.chats.open_others():
+                self.main.show_others(others)
         self.follow_others()
         self._themes.look()
 

@@ -115,9 +115,9 @@ class Fleet(EngineClient):
             case StartReplica(replica=replica):
                 return answered(partial(self._start, replica))
         with self._events:  # so that all replicas get settings in the same order
-            answers = [self._replicas[number].send(command) for number in self._serving()]
+            answers = {number: self._replicas[number].send(command) for number in self._serving()}
             self._settings.sent(command, answers)
-        return all_done(answers)
+        return all_done([*answers.values()])
 
     def _owner(self, id: int) -> EngineClient:
         """The replica of a request. A number that none has given is refused by any."""
@@ -354,7 +354,7 @@ class Fleet(EngineClient):
                 case Restarted() if replica in self._stopped:
                     return  # it was stopped while it started
                 case Restarted():
-                    self._settings.restore(self._replicas[replica].send)
+                    self._settings.restore(replica, self._replicas[replica].send)
                     self._lost.pop(replica, None)
                     self._changed(replica, "ready")
                 case Queued(request=request):

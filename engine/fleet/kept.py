@@ -1,6 +1,6 @@
 """Settings that have changed since the start, for replicas that start again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from engine.api.commands import (
     SetSwitch,
 )
 from engine.api.errors import EngineDead
+from engine.api.events import log
 from engine.fleet.futures import log_difference
 
 _KEPT = (SetSwitch, SetLatencyTarget, SetMaxSlowdown, SetQuantization, SetKvScheme, LoadAdapter, DropAdapter)
@@ -24,7 +25,8 @@ _KEPT = (SetSwitch, SetLatencyTarget, SetMaxSlowdown, SetQuantization, SetKvSche
 @dataclass(slots=True, eq=False)
 class _Sent:
     command: Command[Any]
-    answers: list[Future[Any]]
+    answers: list[tuple[int, Future[Any]]]  # by replica
+    logged: bool = False
 
     @property
     def setting(self) -> tuple[str, str]:
@@ -33,15 +35,41 @@ class _Sent:
 
     @property
     def ended(self) -> bool:
-        return all(each.done() for each in self.answers)
+        return all(each.done() for _, each in self.answers)
 
     @property
     def valid(self) -> bool:
         """Whether an engine has carried it out and none refused it. Those that died may get it later."""
         if not self.ended:
             return False
-        errors = [each.exception() for each in self.answers]
-        return None in errors and all(error is None or isinstance(error, EngineDead) for error in errors)
+        return bool(self.taken) and not self.refused
+
+    @property
+    def taken(self) -> list[int]:
+        """The replicas that have carried it out."""
+        return [replica for replica, each in self.answers if each.exception() is None]
+
+    @property
+    def refused(self) -> dict[int, BaseException]:
+        """The replicas that refused it, and why."""
+        errors = {replica: each.exception() for replica, each in self.answers}
+        return {
+            replica: error for replica, error in errors.items() if error and not isinstance(error, EngineDead)
+        }
+
+    def log_difference(self, _: Future[Any]) -> None:
+        """Log that only some replicas have it, once all have answered. Its sender has only the refusal."""
+        if not self.logged and self.ended and self.taken and (refused := self.refused):
+            self.logged = True
+            those, why = ", ".join(map(str, refused)), next(iter(refused.values()))
+            others = ", ".join(map(str, self.taken))
+            log.warning(
+                "%s was refused by replica %s (%s), and stays set in replica %s",
+                self.command,
+                those,
+                why,
+                others,
+            )
 
 
 class KeptSettings:
@@ -52,20 +80,24 @@ class KeptSettings:
     def __init__(self) -> None:
         self._sent: list[_Sent] = []  # in their order, also those that not all engines have answered
 
-    def sent(self, command: Command[Any], answers: Iterable[Future[Any]]) -> None:
+    def sent(self, command: Command[Any], answers: Mapping[int, Future[Any]]) -> None:
         """Keep a command that was sent, if it changes a setting."""
         if isinstance(command, _KEPT):
             self._forget_old()
-            self._sent.append(_Sent(command, [*answers]))
+            self._sent.append(sent := _Sent(command, [*answers.items()]))
+            for answer in answers.values():
+                answer.add_done_callback(sent.log_difference)
 
-    def restore(self, send: Callable[[Command[Any]], Future[Any]]) -> None:
+    def restore(self, replica: int, send: Callable[[Command[Any]], Future[Any]]) -> None:
         """Send the settings to an engine that has started again."""
         self._forget_old()
         for each in self._sent:
             answer = send(each.command)
-            answer.add_done_callback(log_difference)
-            if not each.valid:  # the others may die before they answer
-                each.answers.append(answer)
+            if each.valid:
+                answer.add_done_callback(log_difference)
+            else:  # the others may die before they answer
+                each.answers.append((replica, answer))
+                answer.add_done_callback(each.log_difference)
 
     def _forget_old(self) -> None:
         ended = [each for each in self._sent if each.ended]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.api.errors import BadInput
+from engine.kernels.cpu.compiled.build import instructions
 from engine.kernels.cpu.many_rows import linear
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
@@ -113,6 +114,11 @@ class OutlierInt8(nn.Module):
         return self.weight.float() * (self.scale / 127)[:, None]
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this CPU can run the kernel for packed numbers. Their scales are in bfloat16."""
+    return dtype is torch.bfloat16 and "avx512_bf16" in instructions()
+
+
 class FourBits(nn.Module):
     """4 bits per weight and a scale per BLOCK. Widths are padded to whole blocks."""
 
@@ -124,10 +130,7 @@ class FourBits(nn.Module):
         self.outputs, self.inputs = weight.shape
         self.width = rounded_up(self.inputs, BLOCK)
         self.bias = bias
-        # The CPU kernel for packed numbers supports only bfloat16, and uses another layout.
-        self.packed = (
-            weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and library().has_avx512bf16()
-        )
+        self.packed = weight.device.type == "cpu" and _packs(weight.dtype) and library().has_avx512bf16()
         below = rounded_up(self.outputs, _COLUMNS) - self.outputs if self.packed else 0
         padded = F.pad(weight, (0, self.width - self.inputs, 0, below))
         numbers, self.state = library().quantize_4bit(padded, blocksize=BLOCK, quant_type=kind)
@@ -213,7 +216,9 @@ class BnbFourBits:
         return missing()
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        return outputs * rounded_up(inputs, BLOCK) * (BLOCK // 2 + 4) // BLOCK
+        packed = not torch.cuda.is_available() and _packs(dtype)  # a machine with a GPU runs models there
+        rows, scale = (rounded_up(outputs, _COLUMNS), 2) if packed else (outputs, 4)
+        return rows * rounded_up(inputs, BLOCK) * (BLOCK // 2 + scale) // BLOCK
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return FourBits(weight, bias, self.kind)

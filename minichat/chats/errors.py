@@ -8,8 +8,9 @@ class StoreError(Exception):
 class ChatGone(StoreError):
     """The chat was deleted, possibly by another screen."""
 
-    def __init__(self) -> None:  # users do not know its number
-        super().__init__("the chat was deleted, possibly in another window")
+    def __init__(self, letter: str = "") -> None:  # users do not know its number
+        which = f"chat {letter}" if letter else "the chat"
+        super().__init__(f"{which} was deleted, possibly in another window")
 
 
 class ChatChanged(StoreError):

@@ -5,7 +5,7 @@ import socket
 import sqlite3
 from typing import Any
 
-from minichat.chats.errors import ChatGone, MessageGone
+from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, ChatLine, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
@@ -103,6 +103,13 @@ def last_messages(db: Db, chat_id: int, limit: int, before: int | None = None) -
     select = "SELECT * FROM messages WHERE chat_id = ? AND id < ? ORDER BY id DESC LIMIT ?"
     rows = db.execute(select, (chat_id, END if before is None else before, limit))
     return [message_from(row) for row in rows][::-1]
+
+
+def check_newest(db: Db, chat_id: int, newest: int) -> None:
+    """Raise ChatChanged unless `newest` is the chat's last message (0: it has none)."""
+    chat_row(db, chat_id)
+    if [each.id for each in last_messages(db, chat_id, 1)] != ([newest] if newest else []):
+        raise ChatChanged
 
 
 def insert_message(db: Db, chat_id: int, message: Message) -> int:

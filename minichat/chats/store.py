@@ -7,7 +7,7 @@ other's work. Disk problems are reported in `notices`, and the store keeps worki
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
-from minichat.chats.errors import ChatChanged
 from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State, chat_key
 from minichat.chats.queries import PAGE, Db
@@ -59,12 +58,12 @@ class Store:
 
     # Chats
 
-    def open_chats(self, last: int = PAGE) -> list[Chat]:
-        """The open chats, oldest first, each with its last messages."""
+    def open_chats(self, last: int = PAGE, known: Collection[int] = ()) -> list[Chat]:
+        """The open chats, oldest first, each with its last messages; none of those in `known`."""
 
         def work(db: Db) -> list[Chat]:
             ids = db.execute("SELECT id FROM chats WHERE closed_at IS NULL ORDER BY id").fetchall()
-            return [queries.chat(db, row["id"], last) for row in ids]
+            return [queries.chat(db, row["id"], last) for row in ids if row["id"] not in known]
 
         return self._database.read(work)
 
@@ -219,8 +218,7 @@ class Store:
 
         def work(db: Db) -> list[Message]:
             queries.reopen(db, chat_id)  # another screen may have closed it
-            if [each.id for each in queries.last_messages(db, chat_id, 1)] != ([newest] if newest else []):
-                raise ChatChanged
+            queries.check_newest(db, chat_id, newest)
             if instead_of is not None:
                 db.execute("DELETE FROM messages WHERE chat_id = ? AND id >= ?", (chat_id, instead_of))
             if title is not None:
@@ -229,6 +227,10 @@ class Store:
             return [replace(each, id=queries.insert_message(db, chat_id, each)) for each in added]
 
         return self._database.write(work)
+
+    def check_newest(self, chat_id: int, newest: int) -> None:
+        """Raise ChatGone or ChatChanged if `add_turn` would."""
+        self._database.read(lambda db: queries.check_newest(db, chat_id, newest))
 
     def older(self, chat_id: int, before: int, limit: int = 50) -> list[Message]:
         """A page of messages before that id, in chronological order."""

@@ -21,7 +21,7 @@ _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 SILENCE = 35.0  # seconds without data; the server sends a keepalive every 15 s
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two attempts, and their growth
 _BETWEEN = (502, 504)  # a proxy cannot reach the server
-
+_SHUT_DOWN = "the server has shut down, or will soon"  # running replies may end first, of other screens too
 
 _WAYS = {  # by the code of OpenSSL: self-signed, or of an unknown issuer; of another name or address
     **dict.fromkeys((18, 19, 20, 21), "; set SSL_CERT_FILE to trust others"),
@@ -189,7 +189,7 @@ class Link:
                 if gone := self._gone(told=stopped):
                     self._end(gone)
                     continue
-                now = "the server was stopped" if stopped and not isinstance(cut, Stopping) else str(cut)
+                now = _SHUT_DOWN if stopped and not isinstance(cut, Stopping) else str(cut)
                 if now != why:
                     why = now
                     self._watcher.lost(why, stopped=stopped)

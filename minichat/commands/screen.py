@@ -12,7 +12,7 @@ from engine.api.errors import EngineError
 from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed, refuse_chances
 from minichat.settings import Loaded, Settings
-from minichat.shell.again import restart, restarted
+from minichat.shell.again import announce, restart, restarted
 from minichat.shell.first import First
 from minichat.shell.interpreter import loading, share
 from minichat.shell.paths import Paths, private_folder
@@ -40,6 +40,16 @@ def sampling_options(options: argparse.Namespace, settings: Settings) -> Samplin
     return SamplingOptions(settings.sampling.changed(**given), system, named)
 
 
+def take_terminal(log: Path) -> Terminal:
+    """Prepare this process for a screen. Call before its modules are imported."""
+    terminal = Terminal.found()
+    adapt_environment(terminal)
+    draw_on_terminal()
+    share()
+    _keep_log(log)
+    return terminal
+
+
 def show(
     options: argparse.Namespace,
     paths: Paths,
@@ -51,10 +61,7 @@ def show(
     first: First | None = None,
 ) -> int:
     """Run until the user quits. `again` returns the command line that restarts it with a model."""
-    terminal = Terminal.found()
-    adapt_environment(terminal)
-    draw_on_terminal()
-    share()
+    terminal = take_terminal(paths.log)
     with loading("screen"):
         from minichat.app import MinichatApp
         from minichat.chats.store import Store
@@ -67,24 +74,25 @@ def show(
         chosen = sampling_options(options, settings)
     except EngineError as error:
         return failed(error)
+    continues = restarted()
     start = Start(
         model=model,
         paths=paths,
         terminal=terminal,
         params=chosen.params,
         system=chosen.system,
-        named=chosen.named and not restarted(),
+        named=chosen.named and not continues,
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),
     )
-    _keep_log(paths.log)
     store, backend = Store(paths.chats), engine()
     app = MinichatApp(backend, store, start)
     app.run(mouse=settings.screen.mouse)
+    if (code := app.return_code or 0) == RESTART:
+        announce()
     store.close()
     closed = backend.close()
-    code = app.return_code or 0
     if code == RESTART:
         restart(again(app.lifecycle.model))
     if not closed:

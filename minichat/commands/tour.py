@@ -12,11 +12,12 @@ from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from minichat.commands.options import failed
+from minichat.commands.screen import take_terminal
 from minichat.plural import plural
 from minichat.settings import load
+from minichat.shell.interpreter import loading
 from minichat.shell.paths import Paths, locate
-from minichat.shell.streams import draw_on_terminal
-from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
+from minichat.shell.terminal import fix_alt_keys
 
 if TYPE_CHECKING:
     from minichat.chats.store import Store
@@ -34,15 +35,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
     """Run with the user's settings and themes. Return the exit code and whether the engine ended."""
-    terminal = Terminal.found()
-    adapt_environment(terminal)
-    draw_on_terminal()
-    from minichat.app import MinichatApp
-    from minichat.chats.store import Store
-    from minichat.clients.local import LocalBackend
-    from minichat.features.tour.feature import KEEP
-    from minichat.features.tour.pages import BLOCKS
-    from minichat.start import Start
+    terminal = take_terminal(paths.log)
+    with loading("screen"):
+        from minichat.app import MinichatApp
+        from minichat.chats.store import Store
+        from minichat.clients.local import LocalBackend
+        from minichat.features.tour.feature import KEEP
+        from minichat.features.tour.pages import BLOCKS
+        from minichat.start import Start
 
     fix_alt_keys()
     loaded = load(paths.settings)

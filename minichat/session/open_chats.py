@@ -41,6 +41,7 @@ class OpenChats:
         self.active = self.of(active) or self._all[-1]
         self._first = 0  # index of the first visible chat
         self._behind: set[int] = set()  # chats that another screen may have changed
+        self._may_lack = False  # whether another screen may have opened chats
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self._all)
@@ -131,12 +132,22 @@ class OpenChats:
     def catch_up(self) -> None:
         """Load changes of other screens; a chat with a running reply is updated once it ends."""
         if self.services.store.changed():
-            self._behind = {each.chat.id for each in self._all}
+            self._behind, self._may_lack = {each.chat.id for each in self._all}, True
         for each in self._all:
             if each.chat.id in self._behind and not each.streaming:
                 self._behind.remove(each.chat.id)
                 with suppress(ChatGone):  # reported on the next write to it
                     self._reread(each)
+
+    def open_others(self) -> list[Conversation]:
+        """Open and return the chats that another screen has opened and in which something was said."""
+        if not self._may_lack:
+            return []
+        self._may_lack = False
+        there = self.services.store.open_chats(known={each.chat.id for each in self._all})
+        found = [Conversation(chat, self.services) for chat in there if chat.messages]
+        self._all += found
+        return found
 
     def outdated(self, conversations: Sequence[Conversation]) -> None:
         """Another screen has changed these chats."""

@@ -25,6 +25,11 @@ def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
     return [*words, *(["--", *places] if places else [])]
 
 
+def announce() -> None:
+    """Say what happens on the shell's screen, which shows until the new program draws its first frame."""
+    print("minichat: restarting ...", end="\r", flush=True)
+
+
 def restart(words: Sequence[str]) -> None:
     """Replace this program by a new one. The terminal stays the same."""
     os.environ[_RESTARTED] = "1"
@@ -32,5 +37,10 @@ def restart(words: Sequence[str]) -> None:
 
 
 def restarted() -> bool:
-    """Whether the program was restarted, so that it opens the chats as they were. True only once."""
-    return bool(os.environ.pop(_RESTARTED, ""))
+    """Whether the program was restarted, so that it opens the chats as they were. True only once.
+
+    Removes what the program before has announced.
+    """
+    if again := bool(os.environ.pop(_RESTARTED, "")):
+        print("\x1b[K", end="", flush=True)
+    return again

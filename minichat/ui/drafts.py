@@ -1,5 +1,6 @@
 """Keeps the unsent text of each chat, and saves it: a killed program loses at most a second of a draft."""
 
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from textual.timer import Timer
@@ -29,8 +30,13 @@ class SavedDrafts:
     def __init__(self, context: Context) -> None:
         self._context = context
         # What this screen has stored or read. Another screen may have stored something else since.
-        self._kept = WeakKeyDictionary({each: each.chat.draft for each in context.chats})
+        self._kept = WeakKeyDictionary[Conversation, str]()
+        self.know(context.chats)
         self._timer: Timer | None = None
+
+    def know(self, conversations: Iterable[Conversation]) -> None:
+        """Take the drafts of these chats as stored: they have just been read."""
+        self._kept.update({each: each.chat.draft for each in conversations})
 
     def note(self) -> None:
         """Schedule a save: the text has changed."""

@@ -203,6 +203,11 @@ class MainScreen(FrameScreen[None]):
         self.composing.note()  # its settings may leave less room for the message
         self.wake()
 
+    def show_others(self, opened: Sequence[Conversation]) -> None:
+        """Show chats that another screen has opened."""
+        self.drafts.know(opened)
+        self.lay_out()
+
     def took(self, conversation: Conversation, request: int, role: str = "") -> None:
         self.engine.took(conversation, request, role)
         self.wake()

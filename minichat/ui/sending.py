@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minichat.chats.errors import ChatChanged, MessageGone, StoreError
+from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
@@ -35,6 +35,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             return
         _check_edit(active, newest)
         files = attach(text, [*context.program.start.first.piped, *active.files()])
+        _check_stored(context, to)
         edited = active.editing is not None
         for conversation in to:
             conversation.send(text, files, replace=conversation is active)
@@ -94,6 +95,15 @@ def _check_edit(active: Conversation, newest: int) -> None:
         raise MessageGone
     if active.newest != newest:
         raise ChatChanged
+
+
+def _check_stored(context: Context, to: Sequence[Conversation]) -> None:
+    """Refuse a message to several chats before one of them gets it."""
+    for each in to:
+        try:
+            context.chats.services.store.check_newest(each.chat.id, each.newest)
+        except ChatGone as error:
+            raise ChatGone(each.chat.letter.upper() if len(to) > 1 else "") from error
 
 
 def _warn_changed(context: Context, to: Sequence[Conversation], error: ChatChanged) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from minichat.cli import parser
 from minichat.commands.generate import unread_input
-from minichat.shell.again import restart, restarted, words_of
+from minichat.shell.again import announce, restart, restarted, words_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run
 
@@ -156,6 +156,18 @@ def test_only_the_restarted_program_opens_its_chats_as_they_were(monkeypatch: py
     python = sys.executable
     assert ran == [[python, python, "-m", "minichat", "attach", "--max-tokens=9"]]
     assert [restarted(), restarted()] == [True, False]
+
+
+def test_the_restarted_program_removes_what_the_one_before_has_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MINICHAT_RESTARTED", "1")
+    announce()
+    assert capsys.readouterr().out == "minichat: restarting ...\r"
+    assert restarted()
+    assert capsys.readouterr().out == "\x1b[K"
+    assert not restarted()
+    assert not capsys.readouterr().out
 
 
 # Paths

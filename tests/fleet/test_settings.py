@@ -35,6 +35,7 @@ class Replica(EngineClient):
         self._lives = True
         self._next: Callable[[], None] = self.die
         self.settings = dict[str, Command[Any]]()
+        self.room = False
 
     def send(self, command: Command[Any], sink: Sink | None = None) -> Future[Any]:
         if not self._lives:
@@ -49,7 +50,7 @@ class Replica(EngineClient):
     def answer(self) -> None:
         if self._waiting:
             command, answer = self._waiting.popleft()
-            if command == UNKNOWN:
+            if command == UNKNOWN or (command == LARGE and not self.room):
                 answer.set_exception(BadInput("there is no such switch"))
             else:
                 self.settings[command.verb] = command
@@ -93,7 +94,7 @@ class Replica(EngineClient):
         pass
 
 
-UNKNOWN = SetSwitch("unknown", True)
+UNKNOWN, LARGE = SetSwitch("unknown", True), SetSwitch("large", True)
 ON, OFF = SetSwitch("prefix_cache", True), SetSwitch("prefix_cache", False)
 SETTINGS = st.sampled_from([ON, OFF, SetLatencyTarget(1.0), SetLatencyTarget(2.0), UNKNOWN])
 OF_A_REPLICA = st.tuples(st.sampled_from([Replica.answer, Replica.proceed]), st.integers(0, 1))
@@ -174,4 +175,25 @@ def test_a_setting_that_kills_all_replicas_is_not_set_again() -> None:
     for each in replicas:
         each.settle()
     assert [each.settings for each in replicas] == [{}, {}]
+    fleet.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_setting_that_only_some_replicas_have_taken_is_logged(
+    restarts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = [Replica(), Replica()]
+    fleet = Fleet(dict(enumerate(replicas)))
+    replicas[1].room = True
+    if restarts:
+        replicas[1].die()
+        replicas[1].report_end()
+    answer = fleet.send(LARGE)
+    replicas[1].settle()
+    assert not caplog.messages
+    replicas[0].settle()
+    with pytest.raises(BadInput):
+        answer.result(0)
+    what, why = "SetSwitch(name='large', on=True)", "there is no such switch"
+    assert caplog.messages == [f"{what} was refused by replica 0 ({why}), and stays set in replica 1"]
     fleet.close()

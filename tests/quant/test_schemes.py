@@ -183,6 +183,17 @@ def test_the_reported_bytes_are_the_bytes_in_memory(name: str) -> None:
         assert nbytes == pytest.approx(named(name).nbytes(512, 256, dtype), rel=0.04)
 
 
+@pytest.mark.parametrize("shape", [(512, 256), (33, 100)])
+def test_the_reported_bytes_of_four_bits_of_bitsandbytes_are_exact(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_bitsandbytes()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name, dtype in product(("bnb-nf4", "bnb-fp4"), CLOSE):
+        made = named(name).make(weight_of(shape, dtype), None)
+        assert sum(each.nbytes for each in made.buffers()) == named(name).nbytes(*shape, dtype), (name, dtype)
+
+
 @pytest.mark.parametrize("inputs", [130, 256])
 def test_int4_is_rounded_and_packed_in_pieces(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is bit-identical, as pieces are split by outputs."""

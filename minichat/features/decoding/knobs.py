@@ -39,6 +39,7 @@ class TypedValue:
     """The text of a value being typed."""
 
     text: str
+    selected: bool = False  # whether the next key replaces it
 
 
 class Knobs(Widget, can_focus=True):
@@ -158,8 +159,9 @@ class Knobs(Widget, can_focus=True):
         here = place == self.row and self.has_focus
         label = row.label if isinstance(row, Knob) else row
         value = self._clipped(self._value(row))
-        if here and self._typing is not None:
-            value = f"{self._typing.text}_"
+        typing = self._typing if here else None
+        if typing is not None:
+            value = f"{typing.text}_"
         elif here:
             value = f"{self.marks.left} {value} {self.marks.right}"
         else:
@@ -169,6 +171,8 @@ class Knobs(Widget, can_focus=True):
         line = Content.assemble(
             (f" {label:{_LABEL}}", "$text on $panel" if here else "$text-muted"), (value, style)
         )
+        if typing is not None and typing.selected:
+            line = line.stylize("reverse underline", -len(value), -1)
         if not here:
             return line
         whole = line.pad_right(max(0, self.size.width - line.cell_length)).stylize_before("on $panel")
@@ -234,13 +238,13 @@ class Knobs(Widget, can_focus=True):
         elif isinstance(row, Knob) and row.field == "grammar":
             self.post_message(self.GrammarRequested())
         elif isinstance(row, Knob) and not row.choices:
-            self._type(shown(row, self.params))
+            self._type(shown(row, self.params), selected=True)
         else:
             self.action_change(1)
 
     def action_erase(self) -> None:
         if self._typing is not None:
-            self._type(self._typing.text[:-1])
+            self._type("" if self._typing.selected else self._typing.text[:-1])
 
     def action_reset(self) -> None:
         """Unset the field; one that always has a value gets that of a new chat. Or ask to delete a preset."""
@@ -258,8 +262,12 @@ class Knobs(Widget, can_focus=True):
             self._typing = None
             self.refresh()
             event.stop()
+        elif event.key == "end" and self._typing is not None:
+            self._type(self._typing.text)
+            event.stop()
         elif event.character and self.check_consume_key(event.key, event.character):
-            self._type((self._typing.text if self._typing else "") + event.character)
+            before = self._typing.text if self._typing and not self._typing.selected else ""
+            self._type(before + event.character)
             event.stop()
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
@@ -308,8 +316,8 @@ class Knobs(Widget, can_focus=True):
 
     # Applying changes
 
-    def _type(self, text: str) -> None:
-        self._typing, self.trouble = TypedValue(text), ""
+    def _type(self, text: str, *, selected: bool = False) -> None:
+        self._typing, self.trouble = TypedValue(text, selected), ""
         self.refresh()
 
     def commit(self) -> None:

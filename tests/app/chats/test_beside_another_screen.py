@@ -71,6 +71,31 @@ async def test_messages_of_the_other_screen_are_read_here(bench: Callable[..., A
 
 
 @run
+async def test_a_chat_opened_on_the_other_screen_gets_a_tab_with_its_first_message(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench(clock=Clock()) as it:
+        await it.pilot.press("ctrl+n", "alt+w")
+        active = it.app.chats.active
+        opened = other.create_chat("elsewhere").id
+        comes_back(it)
+        await it.pilot.press("a")
+        assert list(it.app.chats) == [active], "an empty chat has nothing to show"
+        writes(other, opened)
+        comes_back(it)
+        await it.pilot.press("b")
+        await it.until(lambda: "elsewhere" in it.screen_text())
+        assert it.app.chats.active is active and it.main.prompt.text == "ab"
+        await it.pilot.press("alt+2")
+        await it.until(lambda: "heard there" in it.screen_text())
+        assert [each.chat.id for each in it.app.chats] == [active.chat.id, opened]
+        other.change_chat(opened, draft="typed elsewhere")
+        await it.pilot.press("alt+1", "ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    assert other.chat(opened).draft == "typed elsewhere"
+
+
+@run
 async def test_regenerating_keeps_messages_of_the_other_screen(
     bench: Callable[..., Any], other: Store
 ) -> None:
@@ -139,6 +164,20 @@ async def test_a_chat_deleted_there_is_kept_here(bench: Callable[..., Any], othe
         it.app.on_app_focus()
         assert it.texts()[-1] == ("assistant", "good day", "done")
         assert not it.notices()
+
+
+@run
+async def test_a_message_to_several_chats_reaches_none_if_one_was_deleted(
+    bench: Callable[..., Any], other: Store
+) -> None:
+    async with bench((200, 50), clock=Clock()) as it:
+        await it.pilot.press("ctrl+n", "alt+a")
+        first, second = (each.chat.id for each in it.app.chats)
+        other.delete_chat(second)
+        it.main.prompt.put("to all")
+        await it.pilot.press("enter")
+        await it.until(lambda: "chat B was deleted, possibly in another window" in it.notices())
+        assert (it.main.prompt.text, other.history(first), len(it.replies)) == ("to all", [], 0)
 
 
 @run

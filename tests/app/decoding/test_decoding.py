@@ -51,6 +51,18 @@ async def test_typed_values_and_their_errors(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_enter_selects_a_value_so_that_typing_replaces_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        for keys, value in (("1", 1.0), (("end", "5"), 0.75), (("backspace", *"0.5"), 0.5)):
+            with case(keys):
+                it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.7))
+                await it.pilot.press("enter", *keys, "enter")
+                await it.until(lambda value=value: it.app.chats.active.chat.params.temperature == value)
+
+
+@run
 async def test_a_value_typed_for_a_chat_stays_in_it_when_another_is_shown(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = it.app.chats.active

@@ -96,11 +96,11 @@ def prepare() -> None:
 
 
 def _missing(source: CFile) -> list[str]:
-    return [each for each in source.needed if each not in _instructions()]
+    return [each for each in source.needed if each not in instructions()]
 
 
 @cache
-def _instructions() -> frozenset[str]:
+def instructions() -> frozenset[str]:
     if platform.machine() != "x86_64":
         return frozenset()
     try:
