@@ -51,17 +51,20 @@ format: $(VENV)/.for-test  ## fix and format the code with ruff
 bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
 	@"$(BIN)/python" -m benchmarks $(ARGS)
 
+# Each sitting asks all questions before the next one begins, so that sittings of a case are minutes apart.
+SITTINGS = 1 2 3
+ASK = for sittings in $(SITTINGS); do \
+	for question in latency throughput memory ablations "energy --price 0.1" \
+		"peers --shape 335M --prompt 32 --reply 24 --requests 8 $(ARGS)"; do \
+		"$(BIN)/python" -m minichat bench $$question --sittings $$sittings --json $(1) || exit; done; done
+
 results: $(VENV)/.for-chat  ## measure the tables of docs/results.md on this machine; ARGS="--peer NAME=PYTHON" adds peers
-	@for question in latency throughput memory ablations "energy --price 0.1"; do \
-		"$(BIN)/python" -m minichat bench $$question --json benchmarks/results/bench.jsonl || exit; done
-	@"$(BIN)/python" -m minichat bench peers --shape 335M --prompt 32 --reply 24 --requests 8 \
-		--json benchmarks/results/bench.jsonl $(ARGS)
+	@$(call ASK,benchmarks/results/bench.jsonl)
 	@"$(BIN)/python" -m minichat bench quick --json minichat/bench/reference.jsonl
 	@"$(BIN)/python" -m docs.results
 
 again: $(VENV)/.for-chat  ## measure these tables a second time, on another day, and say which figures agree
-	@for question in latency throughput memory ablations "energy --price 0.1"; do \
-		"$(BIN)/python" -m minichat bench $$question $(ARGS) --json again.jsonl || exit; done
+	@$(call ASK,again.jsonl)
 	@"$(BIN)/python" -m docs.second benchmarks/results/bench.jsonl again.jsonl
 
 shots: $(VENV)/.for-chat  ## update the documentation's screenshots from the real program
