@@ -116,7 +116,7 @@ class MinichatApp(Notices, inherit_bindings=False):
             self.main.show_snapshot,
             lambda: self.lifecycle.alive,
             rates.ssh_monitor if ssh else rates.monitor,
-            self.main.engine.show_late,
+            self.main.show_late,
         )
 
     def _context_of(self, features: tuple[Feature, ...]) -> Context:

@@ -55,10 +55,16 @@ class CacheSpec:
 
     def check_ranks(self, ranks: int) -> None:
         """Raise if the heads cannot be split. Ranks beyond the number of key heads share one."""
-        if self.heads % ranks or (self.kv_heads % ranks and ranks % self.kv_heads):
-            raise BadInput(
-                f"{self.heads} query heads and {self.kv_heads} KV heads cannot be split over {ranks} ranks"
-            )
+        if self._splits(ranks):
+            return
+        *most, last = map(str, filter(self._splits, range(1, self.heads + 1)))
+        raise BadInput(
+            f"tp: {self.heads} query heads and {self.kv_heads} KV heads cannot be split over {ranks} ranks, "
+            f"only {' or '.join(filter(None, (', '.join(most), last)))}"
+        )
+
+    def _splits(self, ranks: int) -> bool:
+        return not self.heads % ranks and (not self.kv_heads % ranks or not ranks % self.kv_heads)
 
     @classmethod
     def of_state(cls, state: StateSpec) -> "CacheSpec":

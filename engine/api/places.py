@@ -32,7 +32,7 @@ class DiskRoom(NamedTuple):
         except (ValueError, OverflowError):
             nbytes = 0
         if not folder or nbytes <= 0:
-            raise BadInput(f"kv_disk must be DIR:GB, such as /scratch/kv:20, not {text!r}")
+            raise BadInput(f"kv_disk must be DIR:GB, with GB above 0, such as /scratch/kv:20, not {text!r}")
         return cls(expanded(folder) / "minichat-kv", nbytes)
 
 

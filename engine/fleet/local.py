@@ -110,7 +110,7 @@ def _started(
         def process(first: int) -> EngineProcess:
             return start(replace(configs[number], first_request=number * NUMBERS + first), own)
 
-        return RestartingEngine(process, restarts, pauses)
+        return RestartingEngine(process, restarts, pauses, f"replica {number}")
 
     with ThreadPoolExecutor(len(configs), "replica") as starting:
         begun = [starting.submit(partial(replica, number)) for number in range(len(configs))]

@@ -36,8 +36,12 @@ class RestartingEngine(EngineClient):
     `stop_process` ends the process until `start_process`.
     """
 
-    def __init__(self, start: Start, restarts: int, pauses: tuple[float, ...] = PAUSES) -> None:
+    def __init__(
+        self, start: Start, restarts: int, pauses: tuple[float, ...] = PAUSES, name: str = ""
+    ) -> None:
+        """`name`: what the log calls it, as one of several."""
         self._start, self._restarts, self._pauses = start, restarts, pauses
+        self._prefix = f"{name}: " if name else ""
         self._changing = threading.Lock()  # held by `stop_process` and `start_process`
         self._beginning = threading.Lock()  # held while a process starts after the first one
         self._gate = threading.Lock()  # guards the fields below
@@ -160,7 +164,7 @@ class RestartingEngine(EngineClient):
         if not reviving:
             self._bus.emit(event)
             return
-        log.error("%s; it is started again in %g s", event.error, pause)
+        log.error("%s%s; it is started again in %g s", self._prefix, event.error, pause)
         self._bus.emit(Restarting(event.step, event.at, event.error, pause))
         threading.Thread(
             target=self._revive, args=(event, pause, halt), name="engine-restart", daemon=True
@@ -193,9 +197,16 @@ class RestartingEngine(EngineClient):
                     self._bus.emit(replace(event, error=why))
                     return
                 if isinstance(error, EngineError | OSError):
-                    log.error("the engine could not be restarted: %s; the next try is in %g s", error, pause)
+                    log.error(
+                        "%sthe engine could not be restarted: %s; the next try is in %g s",
+                        self._prefix,
+                        error,
+                        pause,
+                    )
                 else:
-                    log.exception("the engine could not be restarted; the next try is in %g s", pause)
+                    log.exception(
+                        "%sthe engine could not be restarted; the next try is in %g s", self._prefix, pause
+                    )
 
     def _replace(self, event: Died, halt: threading.Event) -> None:
         dead = self._process
@@ -209,7 +220,9 @@ class RestartingEngine(EngineClient):
             process.close()
             return
         dead.close()
-        self._bus.emit(Restarted(0, time.monotonic(), time.monotonic() - event.at))
+        now = time.monotonic()
+        log.warning("%sthe engine runs again, after %.1f s", self._prefix, now - event.at)
+        self._bus.emit(Restarted(0, now, now - event.at))
         self._adopt(process)
 
 

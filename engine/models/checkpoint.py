@@ -185,6 +185,14 @@ def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tupl
         )
 
 
+def refuse_missing(folder: Path, names: Sequence[str]) -> None:
+    """Raise if the folder's files lack tensors."""
+    if len(names) == 1:
+        raise BadCheckpoint(f"{folder}: {names[0]} is missing")
+    if names:
+        raise BadCheckpoint(f"{folder}: {len(names):,} tensors are missing, the first is {names[0]}")
+
+
 def stored_dtype(folder: Path) -> str:
     """Return the dtype of the first float tensor, for configs without one."""
     with opened(shards(folder)[0], framework="np") as tensors:  # headers need no torch

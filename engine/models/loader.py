@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadCheckpoint, BadInput
 from engine.later import without_data
-from engine.models.checkpoint import Header, check, headers, opened, sliced, state
+from engine.models.checkpoint import Header, check, headers, opened, refuse_missing, sliced, state
 from engine.models.decoder import Decoder, block
 from engine.models.find import Progress
 from engine.models.gguf.tensors import GgufTensors
@@ -223,8 +223,8 @@ class Checkpoint:
             elif not self._is_ignored(name, header):
                 what = "is not part of this model; its config.json may belong to another model"
                 raise BadCheckpoint(f"{header.file}: {name} {what}")
-        if missing := [name for name in self._shapes if name not in self._headers | self._packed]:
-            raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+        there = self._headers | self._packed
+        refuse_missing(folder, [name for name in self._shapes if name not in there])
 
     def _is_ignored(self, name: str, header: Header) -> bool:
         """Whether to ignore the tensor: an activation scale, or a zero bias of a quantized weight."""

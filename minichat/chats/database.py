@@ -3,12 +3,14 @@
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 from typing import TypeVar
 
 from minichat.chats.errors import StoreBusy
 from minichat.chats.opening import TIMEOUT, Opened, in_memory, open_database, repaired, trouble
+from minichat.chats.returning import Return
 from minichat.chats.search import holds
 
 T = TypeVar("T")
@@ -23,6 +25,7 @@ class Database:
         self.notices: list[str] = []
         self._seen = 0
         self._lock = RLock()
+        self._return: Return | None = None
         self._to_file = path is not None
         self._adopt(open_database(path) if path else in_memory())
         try:
@@ -48,6 +51,8 @@ class Database:
     def write(self, work: Work[T]) -> T:
         """Run a write transaction atomically; return its result."""
         with self._lock:
+            if self._return is not None and self._return.due:
+                self._go_back(self._return)
             opened = self._opened
             if opened.path is not None and not os.path.exists(opened.path):  # SQLite would not notice
                 self._adopt(in_memory(f"{opened.path} was deleted", copy=opened.connection))
@@ -61,6 +66,11 @@ class Database:
 
     def close(self) -> None:
         with self._lock:
+            if self._return is not None:
+                self._go_back(self._return)
+            if self._return is not None:
+                self._return.close()
+                self._return = None
             self._opened.connection.close()
 
     def _run(self, begin: str, work: Work[T]) -> T:
@@ -85,10 +95,21 @@ class Database:
         if opened.path is None or found == "other":
             raise error
         if found == "unwritable":
-            self._adopt(in_memory(f"Cannot write {opened.path}: {error}", copy=opened.connection))
+            why = f"Cannot write {opened.path}: {error}. Until that works, chats are in memory"
+            with suppress(sqlite3.DatabaseError):  # then there is no way back
+                self._return = Return(opened.path)
+            self._adopt(in_memory(why, copy=opened.connection))
         else:
             opened.connection.close()
             self._adopt(repaired(opened.path, opened.inode))
+
+    def _go_back(self, way: Return) -> None:
+        """Continue in the file, if it can be written again."""
+        memory = self._opened.connection
+        if (opened := way.attempt(memory)) is not None:
+            memory.close()
+            self._return = None
+            self._adopt(opened)
 
     def _adopt(self, opened: Opened) -> None:
         self._opened = opened

@@ -43,7 +43,7 @@ def open_database(path: Path) -> Opened:
     try:
         private_folder(path.parent)
         _make(path)
-        return _connected(path)
+        return connected(path)
     except NewerStore as error:
         return in_memory(f"The chats in {path} were written by a newer minichat and are not changed: {error}")
     except OSError as error:
@@ -87,7 +87,7 @@ def repaired(path: Path, inode: int) -> Opened:
 
 def _replace_damaged(path: Path, inode: int) -> Opened:
     if os.stat(path).st_ino != inode:  # another process has already replaced it
-        return _connected(path)
+        return connected(path)
     aside = _free_name(path)
     os.rename(path, aside)
     for suffix in ("-wal", "-journal"):  # what SQLite had not yet written to the main file
@@ -96,7 +96,7 @@ def _replace_damaged(path: Path, inode: int) -> Opened:
     with suppress(FileNotFoundError):
         os.unlink(f"{path}-shm")
     _make(path)
-    fresh = _connected(path)
+    fresh = connected(path)
     saved = 0
     with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(aside, isolation_level=None)) as broken:
         saved = _salvage(broken, fresh.connection)
@@ -115,7 +115,7 @@ def _memory() -> sqlite3.Connection:
     return _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
 
 
-def _connected(path: Path) -> Opened:
+def connected(path: Path) -> Opened:
     connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         journal, synchronous = NETWORKED if networked(path) else LOCAL

@@ -113,7 +113,8 @@ class Link:
         try:
             hello = await self._hello()
         except Cut as cut:
-            raise EngineDead(f"no answer from {self.address.words}: {cut}") from None
+            hint = _of_scheme(self.address.url, cut)
+            raise EngineDead(f"no answer from {self.address.words}: {cut}{hint}") from None
         self._over = ""
         self._up.set()
         return hello
@@ -252,7 +253,7 @@ async def _send(client: httpx.AsyncClient, method: str, path: str, body: Any = N
     try:
         return await client.request(method, path, json=body)
     except (httpx.RequestError, httpx.InvalidURL, RuntimeError) as error:
-        raise Cut(_why(error)) from None
+        raise Cut(_why(error)) from error
 
 
 async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[ServerEvent, None]:
@@ -319,6 +320,16 @@ def _why(error: Exception) -> str:
         case httpx.RequestError():
             return "the connection was lost"
     return str(error) or type(error).__name__
+
+
+def _of_scheme(url: str, cut: Cut) -> str:
+    """How to write the address, if only one of the two has TLS."""
+    causes = list(_causes(cut))
+    if url.startswith("http:") and any(isinstance(each, httpx.RemoteProtocolError) for each in causes):
+        return "; with TLS, its address begins with https://"
+    if any(getattr(each, "reason", "") == "WRONG_VERSION_NUMBER" for each in causes):  # of an SSLError
+        return "; without TLS, its address begins with http://"
+    return ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,14 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import TextWrapper
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
-from engine.devices import host_speeds
+from engine.devices import host_speeds, pick
 from engine.execution.draft.drafters import FOLDER
 from engine.kernels.cpu.compiled import attention, build, product
 from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
@@ -34,7 +34,7 @@ from minichat.features import installed
 from minichat.features.table import bound
 from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.settings import load
+from minichat.settings import Loaded, load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
@@ -164,6 +164,7 @@ def _settings() -> dict[str, Any]:
     """The problems that the screen would report at its start."""
     paths = locate()
     loaded = load(paths.settings)
+    _try_out(loaded)
     features, misfits = installed()
     keymap(loaded, bound(features))
     themes = load_themes(shipped_themes(), paths.themes)
@@ -172,6 +173,27 @@ def _settings() -> dict[str, Any]:
     if (theme := loaded.settings.screen.theme) not in themes.palettes:
         faults.append(f"screen.theme: {theme!r} {unknown(theme, themes.palettes)}")
     return {"file": str(paths.settings), "faults": faults}
+
+
+def _try_out(loaded: Loaded) -> None:
+    """Report settings that name something that this machine does not have."""
+    engine, device = loaded.settings.engine, torch.device("cpu")
+    kv = cast(KvSchemeName, engine.kv)
+    dtype = torch.bfloat16 if engine.dtype == "auto" else getattr(torch, engine.dtype)
+    try:
+        device = pick(engine.device)
+    except BadInput as error:
+        loaded.document.report("engine.device", str(error))
+    chosen: dict[str, Callable[[], object]] = {
+        "quantization": lambda: schemes.choose(engine.quantization, device, dtype),
+        "policy": lambda: policy.choose(engine.policy),
+        "attention": lambda: registry.choose(engine.attention, device, [_SPEC], dtype, kv),
+    }
+    for name, choose in chosen.items():
+        try:
+            choose()
+        except BadInput as error:
+            loaded.document.report(f"engine.{name}", str(error))
 
 
 def _served(able: list[str]) -> str:

@@ -12,7 +12,7 @@ from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach, missing
-from minichat.settings import Settings, load
+from minichat.settings import Loaded, Settings, load
 from minichat.shell.again import words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
@@ -37,8 +37,10 @@ def run(options: argparse.Namespace) -> int:
     if first is None:
         from minichat.commands import chat
 
+        report(loaded)
         return chat.run(options)
     if not _on_screen(options):
+        report(loaded)
         return _answered(options, first)
     if options.kv_disk is None and options.kv_budget is None:  # other commands keep nothing unless asked to
         options.kv_disk = loaded.settings.engine.kv_disk
@@ -105,6 +107,12 @@ def _answered(options: argparse.Namespace, first: First) -> int:
     options.json_schema = options.regex = options.choice = None
     options.beams = options.length_penalty = options.early_stopping = options.deadline_ms = None
     return generate.run(options)
+
+
+def report(loaded: Loaded) -> None:
+    """Print what is wrong with the settings, where no screen shows it."""
+    for each in loaded.problems:
+        print(f"minichat: {each}", file=sys.stderr)
 
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:

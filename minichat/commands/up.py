@@ -9,7 +9,7 @@ from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
-from minichat.commands.tui import settle
+from minichat.commands.tui import report, settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
@@ -26,7 +26,10 @@ def run(options: argparse.Namespace) -> int:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
         _fits(resident, options)
-        settle(options, load(paths.settings).settings)
+        loaded = load(paths.settings)
+        if options.no_screen:
+            report(loaded)
+        settle(options, loaded.settings)
         options.model = identity(options.model)
         engine_config(options)  # validate before anything starts; so does `check` below
         words = serve_words(options)

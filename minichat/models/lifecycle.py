@@ -63,7 +63,9 @@ class EngineLifecycle:
         what = "the program" if self._tried_again else "the engine"
         restart = [f"{again} restarts {what}"]
         if isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
-            restart = [f"Quit ({leave}) and change the options"]
+            file = self.program.start.loaded.document
+            where = f"the options or {file.file.name}" if file.tables.get("engine") else "the options"
+            restart = [f"Quit ({leave}) and change {where}"]
         elif isinstance(self._failed, _OF_THE_MODEL) and not isinstance(self._failed, HubUnreachable):
             restart = []
         return [*restart, f"{other} chooses another model"]

@@ -3,11 +3,13 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from minichat.settings.nearest import unknown
 from minichat.settings.sampling import read_params
 from minichat.settings.schema import ChatSettings, EngineSettings, RateSettings, Rule, Screen, Settings
@@ -71,7 +73,7 @@ def load(file: Path) -> Loaded:
         screen=_section(document, Screen, "screen", tables["screen"]),
         rates=_section(document, RateSettings, "rates", tables["rates"]),
         chat=_section(document, ChatSettings, "chat", tables["chat"]),
-        engine=_section(document, EngineSettings, "engine", tables["engine"]),
+        engine=_usable(document, _section(document, EngineSettings, "engine", tables["engine"])),
         sampling=read_params(tables["sampling"], Settings().sampling, _reporter(document, "sampling")),
         keys=_keys(document, tables["keys"]),
     )
@@ -123,6 +125,30 @@ def _section(document: TomlDocument, kind: type[T], section: str, table: Mapping
         else:
             good[name] = value
     return kind(**good)
+
+
+def _usable(document: TomlDocument, engine: EngineSettings) -> EngineSettings:
+    """Report values that the engine would refuse, such as a budget beside a window, and use the default."""
+    for _ in fields(engine):
+        place = None if engine.kv_disk in ("auto", "off") or engine.kv_budget else engine.kv_disk
+        try:
+            EngineConfig(
+                model=engine.model,
+                tp=engine.tp,
+                pp=engine.pp,
+                kv_host=engine.kv_host,
+                kv_disk=place,
+                kv_window=engine.kv_window,
+                kv_budget=engine.kv_budget,
+                kv_sinks=engine.kv_sinks,
+            )
+        except BadInput as error:  # it begins with the field
+            name, _, says = str(error).partition(" ")
+            document.report(f"engine.{name}", says)
+            engine = replace(engine, **{name: getattr(EngineSettings(), name)})
+        else:
+            break
+    return engine
 
 
 def _keys(document: TomlDocument, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

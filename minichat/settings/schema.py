@@ -139,7 +139,10 @@ class EngineSettings:
         None, whole(16, 2**31 - 1), "Attend only to this many recent tokens and the first few; if unset, all."
     )
     kv_budget: int | None = setting(
-        None, whole(64, 2**31 - 1), "Maximum tokens of a request to keep in the cache; if unset, all."
+        None,
+        whole(64, 2**31 - 1),
+        "Maximum tokens of a request to keep in the cache: 64 or more, and room for `kv_sinks` in blocks of "
+        "16; if unset, all.",
     )
     kv_eviction: str = setting(
         "norms", one_of(*EVICTIONS), "How a budget chooses what to evict: by key norms or by attention."

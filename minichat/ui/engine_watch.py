@@ -77,11 +77,16 @@ class EngineWatch:
 
     def show_late(self, on: bool) -> None:
         """Show that the engine does not answer, unless that is known: the link is down."""
-        shown = self.cut.startswith(_NO_ANSWER)
+        shown = self.silent
         if on != shown and (shown or not self.cut):
             self.cut = f"{_NO_ANSWER}{self._seen}" if on else ""
             self._signals.events(())
             self._show_again()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the engine does not answer, although there is a link."""
+        return self.cut.startswith(_NO_ANSWER)
 
     @property
     def _seen(self) -> str:

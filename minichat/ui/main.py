@@ -239,6 +239,11 @@ class MainScreen(FrameScreen[None]):
             self.label()
             self.composing.note()
 
+    def show_late(self, on: bool) -> None:
+        """Show that the engine's answer is overdue, or that it is there."""
+        self.engine.show_late(on)
+        self.keybar.silent = self.engine.silent
+
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)
         self.wake()

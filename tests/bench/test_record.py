@@ -338,6 +338,11 @@ def test_a_table_a_plot_and_a_comparison(
         (["throughput", "--ttft", "0"], "--ttft must be above 0, got 0"),
         (["throughput", "--tpot", "inf"], "--tpot must be above 0, got inf"),
         (["peers", "--peer", "vllm"], "--peer vllm must be NAME=PYTHON"),
+        (
+            ["peers", "--peer", "vlm=/bin/sh"],
+            "--peer vlm=/bin/sh must be NAME=PYTHON, with a name of ",
+        ),
+        (["peers", "--peer", "vllm=/no/python"], "--peer vllm=/no/python: there is no file /no/python"),
         (["speed"], "invalid choice: 'speed'"),
     ],
 )

@@ -100,6 +100,27 @@ def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, t
         assert name in fault
 
 
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('device = "tpu"', "engine.device: unknown device 'tpu'"),
+        ('quantization = "int3"', "engine.quantization: quantization 'int3': no scheme has that name"),
+        ('policy = "fast"', "engine.policy: unknown scheduling policy 'fast'"),
+        ('attention = "fast"', "engine.attention: attention 'fast': no backend has that name"),
+        ('attention = "torch"', ""),
+    ],
+)
+def test_settings_that_cannot_be_used_here_are_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, fault: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "minichat").mkdir()
+    file = tmp_path / "minichat" / "config.toml"
+    file.write_text(f"[engine]\n{line}\n")
+    faults = doctor._settings()["faults"]
+    assert [each[: len(f"{file}:2: {fault}")] for each in faults] == [f"{file}:2: {fault}"] * bool(fault)
+
+
 @pytest.mark.parametrize(("cuda", "reason"), [(None, "built without CUDA"), ("13.0", "no NVIDIA GPU")])
 def test_why_there_is_no_gpu(
     run: Run, monkeypatch: pytest.MonkeyPatch, cuda: str | None, reason: str

@@ -1,5 +1,9 @@
 """Engine settings, and command line options that override them."""
 
+import io
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.api.errors import BadInput
@@ -8,6 +12,7 @@ from minichat.commands.options import engine_config
 from minichat.commands.tui import settle
 from minichat.settings import Settings
 from minichat.settings.schema import EngineSettings
+from tests.cli.conftest import Run
 
 FROM_SETTINGS = Settings(
     engine=EngineSettings(
@@ -80,3 +85,17 @@ def test_the_scheduling_policy(command: str) -> None:
         return engine_config(options).policy
 
     assert (asked(), asked("--policy", "fcfs")) == ("latency", "fcfs")
+
+
+@pytest.mark.parametrize("words", [("chat", "--plain"), ("chat", "hello"), ("up", "--no-screen")])
+def test_problems_of_the_settings_are_printed_without_a_screen(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    file = tmp_path / "minichat" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("[engine]\nblocks = 0\n")
+    ran = run(*words, "--model", str(tmp_path / "nothing"))
+    assert ran.err.startswith(f"minichat: {file}:2: engine.blocks: must be a whole number from 1 ")

@@ -1,6 +1,7 @@
 """An engine whose process dies is started again, and what was running when it died."""
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -35,14 +36,14 @@ def kill(host: RestartingEngine) -> None:
     os.kill(host.pid, signal.SIGKILL)
 
 
-def test_a_killed_process_is_replaced(start: Start) -> None:
+def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     may_start = threading.Event()
 
     def held(first: int) -> EngineProcess:
         assert not first or may_start.wait(LIMIT)
         return start(first)
 
-    host, events = RestartingEngine(held, restarts=1, pauses=(0.0,)), list[Event]()
+    host, events = RestartingEngine(held, restarts=1, pauses=(0.0,), name="replica 3"), list[Event]()
     host.subscribe(events.append)
     lost = host.submit([7, 8, 9], ENDLESS)
     assert lost.accepted.result(10).id == 0
@@ -58,6 +59,9 @@ def test_a_killed_process_is_replaced(start: Start) -> None:
     assert becomes(lambda: host.snapshot().state == "ready")
     assert host.count("hello") > 0
 
+    died, back = (each.message for each in caplog.records)
+    assert died.startswith("replica 3: the engine's process was killed by SIGKILL")
+    assert re.fullmatch(r"replica 3: the engine runs again, after \d+\.\d s", back)
     again = host.submit([7, 8, 9], ENDLESS)
     assert again.accepted.result(10).id == 2**32, "no request number comes twice"
     assert len(host.submit([7], SHORT).result().tokens) == 2

@@ -120,7 +120,7 @@ def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
     assert f"{UP} is [48, 31], the config requires [48, 32]" in spoil(**{UP: torch.zeros(48, 31)})
     assert f"{UP} holds I8" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.int8)})
     assert f"{UP} holds F8_E4M3" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.float8_e4m3fn)})
-    assert f"1 tensors are missing, the first is {UP}" in spoil(**{UP: None})
+    assert f"{tmp_path}: {UP} is missing" in spoil(**{UP: None})
     assert "lm_head.bias is not part of this model" in spoil(**{"lm_head.bias": torch.zeros(96)})
 
 

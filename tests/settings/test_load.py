@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.api.params import SamplingParams
 from minichat.settings import Settings, load
+from minichat.settings.schema import EngineSettings
 
 
 @pytest.fixture
@@ -127,3 +129,31 @@ def test_a_folder_in_place_of_the_file_is_reported(file: Path) -> None:
     loaded = load(file)
     assert str(loaded.problems[0]) == f"{file}: cannot read the file: Is a directory"
     assert loaded.settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence", "left"),
+    [
+        ("kv_budget = 70", "2: engine.kv_budget: must be a whole number, 80 or more, not 70", {}),
+        ("kv_budget = 70\nkv_sinks = 0", "", {"kv_budget": 70, "kv_sinks": 0}),
+        (
+            "kv_window = 64\nkv_budget = 200",
+            "3: engine.kv_budget: cannot be used with kv_window; choose one of the two",
+            {"kv_window": 64},
+        ),
+        (
+            "tp = 2\nkv_budget = 200",
+            "3: engine.kv_budget: cannot be used with tp yet; run on one rank",
+            {"tp": 2},
+        ),
+        ('kv_disk = "foo"', "2: engine.kv_disk: must be DIR:GB, with GB above 0", {}),
+        ('kv_disk = "/a:1"\nkv_budget = 200', "", {"kv_disk": "/a:1", "kv_budget": 200}),
+    ],
+)
+def test_what_the_engine_would_refuse_is_reported(
+    file: Path, lines: str, sentence: str, left: dict[str, Any]
+) -> None:
+    assert [found[: len(sentence)] for found in problems(file, f"[engine]\n{lines}")] == [sentence] * bool(
+        sentence
+    )
+    assert load(file).settings.engine == EngineSettings(**left)

@@ -14,7 +14,7 @@ from engine.models.bridge.interface import BridgedModel, implementation_of
 from engine.models.bridge.probe import probe, probe_products, probe_without_weights
 from engine.models.bridge.products import BridgedProducts
 from engine.models.bridge.short import shorten_parts, shorten_products
-from engine.models.checkpoint import shards
+from engine.models.checkpoint import refuse_missing, shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.load_request import LoadRequest
@@ -123,8 +123,7 @@ def _filled(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
         )
     except (SafetensorError, OSError, RuntimeError) as error:
         raise BadCheckpoint(f"{folder}: {error}") from error
-    if missing := sorted(report["missing_keys"]):
-        raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    refuse_missing(folder, sorted(report["missing_keys"]))
     model = model.to(request.device)
     if request.progress:
         request.progress(total, total)

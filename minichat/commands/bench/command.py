@@ -122,7 +122,9 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
 
 def _peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
-    if name not in PEERS or not os.path.isfile(python):
+    if name in PEERS and python and not os.path.isfile(python):
+        raise BadInput(f"--peer {text}: there is no file {python}")
+    if name not in PEERS or not python:
         raise BadInput(f"--peer {text} must be NAME=PYTHON, with a name of {', '.join(PEERS)}")
     return name, python
 

@@ -46,6 +46,7 @@ class KeyBar(Widget):
 
     trouble: reactive[str] = reactive("loading", layout=False)  # why the engine is unavailable
     work: reactive[str] = reactive("", layout=False)  # what the engine does
+    silent: reactive[bool] = reactive(False, layout=False)  # it does not answer
     # Where the engine runs, and switches that differ from its start.
     about: reactive[str] = reactive("", layout=False)
     unsaved: reactive[bool] = reactive(False, layout=False)  # new messages are only in memory
@@ -64,8 +65,10 @@ class KeyBar(Widget):
         self._spans: list[tuple[int, int, Key]] = []  # start column, end column
 
     def render(self) -> Content:
-        words = self.trouble or "  ".join(filter(None, (self.work, self.about)))
-        state = Content.styled(f" {words}", "bold $text-error" if self.fault else "$text-muted")
+        work = "no answer" if self.silent else self.work
+        words = self.trouble or "  ".join(filter(None, (work, self.about)))
+        faulty = self.fault or (self.silent and not self.trouble)
+        state = Content.styled(f" {words}", "bold $text-error" if faulty else "$text-muted")
         if self.unsaved:
             state = Content.assemble(state, ("  chats are not saved", "bold $text-error"))
         fitting = self._fitting(self.size.width - state.cell_length - 2)

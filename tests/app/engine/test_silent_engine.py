@@ -39,11 +39,13 @@ async def test_figures_of_an_engine_that_does_not_answer_are_dated(
         backend.speaks.clear()
         it.app.poller.wake()
         await it.until(lambda: "no answer, as of " in it.screen_text())
+        assert it.screen_text().splitlines()[-1].startswith(" no answer  ")
         await it.pilot.press("f8")
         await it.until(lambda: "Why this speed (no answer, as of " in it.screen_text())
         await it.pilot.press("escape")
         backend.speaks.set()
         await it.until(lambda: "no answer" not in it.screen_text())
+        assert it.screen_text().splitlines()[-1].startswith(" ready  ")
 
 
 @run
@@ -53,8 +55,8 @@ async def test_a_lost_link_says_so_itself(bench: Callable[..., Any], monkeypatch
     async with bench((120, 40), backend=backend) as it:
         await it.until(lambda: "80 tok/s" in it.screen_text())
         backend.emit(lost())
-        it.main.engine.show_late(True)
-        it.main.engine.show_late(False)
+        it.main.show_late(True)
+        it.main.show_late(False)
         await it.until(lambda: "no link, as of " in it.screen_text())
         assert "no answer" not in it.screen_text()
         backend.emit(back())

@@ -1,6 +1,7 @@
 """No retry is offered that must fail."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,6 +269,22 @@ async def test_no_restart_is_offered_for_a_model_that_cannot_be_loaded(
             await it.until(lambda: f"There is no engine. {ways.split('; ')[0]}" in it.notices())  # noqa: B023
             backend.unloadable.clear()
             await it.app.lifecycle.switch("tiny")
+
+
+@run
+async def test_what_the_engine_refuses_may_be_in_the_settings(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Without an option on the command line, "change the options" would mislead."""
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[engine]\nquantization = "int3"\n')
+    async with bench((100, 30)) as it:
+        it.backend.unloadable["tiny"] = BadInput("quantization 'int3': no scheme has that name")
+        it.backend.emit(Died(7, 1.0, "it was killed"))
+        await it.until(lambda: "F5 restarts the engine" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: "Quit (^Q) and change the options or config.toml; Alt+O" in it.screen_text())
 
 
 @run
