@@ -79,7 +79,7 @@ class Reading:
             else:
                 if self.left_out > before:
                     self._services.report(
-                        f"{self._chat.letter.upper()} is longer than the model can read: "
+                        f"{self._chat.letter.upper()} is longer than the context: "
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )
                 return reply, prompt, parts
