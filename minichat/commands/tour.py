@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
-from engine.api.params import SamplingParams
 from minichat.commands.options import failed
 from minichat.commands.screen import take_terminal
 from minichat.plural import plural
 from minichat.settings import load
+from minichat.settings.load import Loaded
+from minichat.settings.schema import SAMPLING
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import Paths, locate
-from minichat.shell.terminal import fix_alt_keys
+from minichat.shell.terminal import Terminal, fix_alt_keys
 
 if TYPE_CHECKING:
     from minichat.chats.store import Store
+    from minichat.start import Start
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,19 +44,10 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
         from minichat.clients.local import LocalBackend
         from minichat.features.tour.feature import KEEP
         from minichat.features.tour.pages import BLOCKS
-        from minichat.start import Start
 
     fix_alt_keys()
     loaded = load(paths.settings)
-    start = Start(
-        model="pocket",
-        paths=replace(paths, state=folder),
-        terminal=terminal,
-        params=SamplingParams(),
-        ascii=options.ascii or loaded.settings.screen.ascii or not terminal.unicode,
-        loaded=loaded,
-        tour=True,
-    )
+    start = start_of(replace(paths, state=folder), terminal, loaded, ascii=options.ascii)
     store = Store(start.paths.chats)
     backend = LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS))
     app = MinichatApp(backend, store, start)
@@ -66,6 +59,21 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
         code = 0
     store.close()
     return code, closed
+
+
+def start_of(paths: Paths, terminal: Terminal, loaded: Loaded, *, ascii: bool) -> "Start":
+    """Chats are sampled as new ones are without settings: a grammar or beams would change what pages show."""
+    from minichat.start import Start
+
+    return Start(
+        model="pocket",
+        paths=paths,
+        terminal=terminal,
+        params=SAMPLING,
+        ascii=ascii or loaded.settings.screen.ascii or not terminal.unicode,
+        loaded=loaded,
+        tour=True,
+    )
 
 
 def keep_chats(store: "Store", home: "Store") -> int:

@@ -11,7 +11,7 @@ from engine.api.places import AdapterPlace
 from engine.api.snapshot import AdapterView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.models.progress import size
-from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
 
@@ -63,14 +63,16 @@ def load(context: Context) -> None:
         use(context, place.name)
         context.app.notify(f"{context.chats.active.chat.letter.upper()} uses the adapter {place.name}")
 
-    def take(text: str | None) -> None:
-        if text:
+    def accept(text: str) -> bool:
+        if text.strip():
             try:
                 context.program.ask(ask_engine(AdapterPlace.parse(text.strip())))
             except BadInput as error:
-                context.app.notify(str(error), severity="error")
+                context.program.report(str(error))
+                return False
+        return True
 
-    context.app.push_screen(AskScreen("Load a LoRA adapter: NAME=PATH, a folder or a name on the hub"), take)
+    ask(context.app, "Load a LoRA adapter: NAME=PATH, a folder or a name on the hub", accept)
 
 
 def _offers(context: Context) -> Iterator[Offer]:

@@ -1,10 +1,12 @@
 """The terminal: mouse, theme and redraw."""
 
+from itertools import chain, count
+
 from textual.content import Content
 from textual.widgets import OptionList
 
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 
 
@@ -43,13 +45,18 @@ def theme(context: Context) -> None:
 def copy_theme(context: Context) -> None:
     """Copy the current theme to a file. Each save of that file applies immediately."""
 
-    def take(name: str | None) -> None:
-        if name and name.strip():
+    def accept(name: str) -> bool:
+        taken = not name.strip()
+        if not taken:
             with context.program.reporting_errors():
                 file = context.program.copy_theme(name.strip())
                 context.app.notify(f"Edit {file}. Each save applies immediately")
+                taken = True
+        return taken
 
-    context.app.push_screen(AskScreen("Copy this theme under the name", "mine"), take)
+    names = chain(["mine"], (f"mine-{number}" for number in count(2)))
+    free = next(name for name in names if name not in context.app.available_themes)
+    ask(context.app, "Copy this theme under the name", accept, free)
 
 
 def redraw(context: Context) -> None:

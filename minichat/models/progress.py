@@ -19,7 +19,7 @@ class ProgressMeter:
 
     def update(self, done: int, total: int) -> None:
         now = self._clock()
-        if done < self.done:  # a new count has started
+        if done < self.done or not self.done:  # a new count, or the first bytes: what they waited for differs
             self._seen.clear()
         self.done, self.total = done, total
         self._seen.append((now, done))

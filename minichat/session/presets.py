@@ -35,18 +35,22 @@ class SavedPresets:
         self.names = frozenset(presets.own)
         self._report_all(presets.problems)
 
-    def save(self, name: str, params: SamplingParams) -> None:
-        self._change(partial(save_preset, self._file, name, params), f"Saved the preset {name}")
+    def save(self, name: str, params: SamplingParams) -> bool:
+        """Return whether the preset was saved. The notice says if it replaces one."""
+        known = {each.name for each in self.all}
+        done = "Replaced" if name in known else "Saved"
+        return self._change(partial(save_preset, self._file, name, params), f"{done} the preset {name}")
 
     def delete(self, name: str) -> None:
         self._change(partial(delete_preset, self._file, name), f"Deleted the preset {name}")
 
-    def _change(self, change: Callable[[], None], done: str) -> None:
+    def _change(self, change: Callable[[], None], done: str) -> bool:
         try:
             change()
         except PresetError as error:
             self._report_all([error])
-        else:
-            self._notify(done)
-            self.read()
-            self._changed()
+            return False
+        self._notify(done)
+        self.read()
+        self._changed()
+        return True

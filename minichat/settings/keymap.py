@@ -1,5 +1,6 @@
 """Key bindings from the settings. Textual silently resolves conflicts; this module reports them."""
 
+import string
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,16 +77,24 @@ def normalized(key: str) -> str:
     return "+".join([*sorted(set(modifiers)), last])  # in the order that Textual reports
 
 
+_PUNCTUATION = {normalized(sign): sign for sign in string.punctuation}  # Textual does not know all of it
+
+
+def typed_by(key: str) -> str:
+    """The character that a key in Textual's notation types; empty: none."""
+    return _PUNCTUATION.get(key) or key_to_character(key) or ""
+
+
 def _fault(key: str, given: str, bound: Bound) -> str:
     *modifiers, last = key.split("+")
     for modifier in modifiers:
         if modifier not in MODIFIERS:
             return f'"{given}": {modifier} {unknown(modifier, MODIFIERS)}'
-    if last not in _NAMED and key_to_character(last) is None:
+    if last not in _NAMED and not typed_by(last):
         return f'"{given}": {last or "nothing"} is not a key; write keys like ctrl+n, f5, alt+enter or ?'
     if other := SAME_TO_A_TERMINAL.get(key):
         return f'"{given}" is the same as {other} in a terminal; use another key'
-    if (bound.priority or bound.place == "prompt") and not modifiers and key_to_character(key) is not None:
+    if (bound.priority or bound.place == "prompt") and typed_by(key):
         return f'"{given}" would act while you type; use a key like ctrl+n or f5'
     if not bound.place and not bound.priority and key in _editing():
         return f'"{given}" edits text in the prompt; use another key'

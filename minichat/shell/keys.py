@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from textual.binding import Binding
 from textual.widget import Widget
 
-from minichat.settings.keymap import Bound
+from minichat.settings.keymap import Bound, typed_by
 
-_SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}
 _NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
 _RUNS = (  # of key names, abbreviated
     ("Shift+Left Shift+Right Shift+Up Shift+Down", "Shift+arrows"),
@@ -45,14 +44,13 @@ class Keys:
 def key_name(keys: str) -> str:
     """The display name of the first of the keys: ^P, Alt+W, F1, /."""
     key = keys.split(",")[0]
-    if sign := _SIGNS.get(key, key if len(key) == 1 else ""):
-        return sign
-    parts = key.split("+")
-    words = [
-        _NAMES.get(part, part.upper() if len(part) == 1 or part[1:].isdigit() else part.title())
-        for part in parts
-    ]
-    return "+".join(words).replace("^+", "^")
+    return key if len(key) == 1 else "+".join(map(_word, key.split("+"))).replace("^+", "^")
+
+
+def _word(part: str) -> str:
+    """The name of a key or of a modifier. A sign is shown as it is, not by its name in Unicode."""
+    sign = typed_by(part)
+    return _NAMES.get(part) or (sign.upper() if sign.isprintable() and sign.strip() else part.title())
 
 
 def bound_by(place: str, widget: type[Widget]) -> Iterator[Bound]:

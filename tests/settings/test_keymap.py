@@ -84,6 +84,8 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
         ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" is the same as escape in a terminal'),
         ('"chat.send" = "a"', '2: keys.chat.send: "a" would act while you type; use a key like'),
         ('"program.quit" = "q"', '2: keys.program.quit: "q" would act while you type; use a key like'),
+        ('"program.quit" = "/"', '2: keys.program.quit: "/" would act while you type; use a key like'),
+        ('"chat.send" = "-"', '2: keys.chat.send: "-" would act while you type; use a key like'),
         (
             '"chat.new" = "Alt+W"',
             f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',

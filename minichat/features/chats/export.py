@@ -1,6 +1,7 @@
 """Export a chat to a file, Markdown or JSON, and import one from JSON."""
 
 import os
+from functools import partial
 from itertools import chain, count
 
 from engine.api.places import expanded
@@ -8,8 +9,9 @@ from minichat.chats.errors import BadExport
 from minichat.chats.store import Store
 from minichat.features.chats.chats import reopen
 from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.shell.background import begin
 from minichat.shell.paths import private_folder, read_file
-from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.ask import ask
 
 _FORMATS = {".md": Store.export_markdown, ".json": Store.export_json}  # by the extension of the file
 _LONGEST = 60  # characters of a file's name; a file system takes 255 bytes, and a character has up to four
@@ -21,16 +23,16 @@ def export(context: Context) -> None:
     name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()[:_LONGEST])
     name = name.strip("-") or "chat"
 
-    def take(answer: str | None) -> None:
-        if not answer or not answer.strip():
-            return
+    def accept(answer: str) -> bool:
+        if not answer.strip():
+            return True
         file = expanded(answer.strip())
         if os.path.exists(file) and (file.is_file() or file.is_fifo()):  # opening a pipe may wait forever
-            refuse(answer, f"{file} already exists. Choose another name")
-            return
+            program.report(f"{file} already exists. Choose another name")
+            return False
         if (write := _FORMATS.get(file.suffix.lower())) is None:
-            refuse(answer, f"Cannot export to {file}: the name must end in .md (Markdown) or .json")
-            return
+            program.report(f"Cannot export to {file}: the name must end in .md (Markdown) or .json")
+            return False
         with program.reporting_errors():
             text = write(context.chats.services.store, chat.id)
             try:
@@ -39,27 +41,21 @@ def export(context: Context) -> None:
                 file.write_text(text, encoding="utf-8")
             except OSError as error:  # an error for a full disk does not name the file
                 program.report(f"Cannot write {file}: {error.strerror}")
-            else:
-                context.app.notify(f"Exported to {file.absolute()}")
-
-    def refuse(answer: str, why: str) -> None:
-        program.report(why)
-        ask(answer, refused=True)
-
-    def ask(given: str, *, refused: bool = False) -> None:
-        context.app.push_screen(AskScreen("Export to a file (.md or .json)", given, refused=refused), take)
+                return False
+            context.app.notify(f"Exported to {file.absolute()}")
+        return True
 
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
-    ask(str(free))
+    ask(context.app, "Export to a file (.md or .json)", accept, str(free))
 
 
 def import_(context: Context) -> None:
     """Ask for a file with an exported chat, and open it as a new chat."""
 
-    async def take(answer: str | None) -> None:
-        if not answer or not answer.strip():
-            return
+    def accept(answer: str) -> bool:
+        if not answer.strip():
+            return True
         file = expanded(answer.strip())
         with context.program.reporting_errors():
             try:
@@ -72,9 +68,11 @@ def import_(context: Context) -> None:
             except BadExport as error:
                 context.program.report(f"Cannot import {file}: {error}")
             else:
-                await reopen(context, chat.id)
+                begin(context.app, partial(reopen, context, chat.id))
+                return True
+        return False
 
-    context.app.push_screen(AskScreen("Import a chat from a file (.json)"), take)
+    ask(context.app, "Import a chat from a file (.json)", accept)
 
 
 EXPORT = Feature(

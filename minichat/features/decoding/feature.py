@@ -12,7 +12,7 @@ from minichat.features.decoding.knobs import Knobs
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import grammar_of, preset_of
-from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII
 
@@ -127,11 +127,10 @@ def save_preset(context: Context) -> None:
         return  # the drawer shows what is wrong with the typed value
     params = knobs.params
 
-    def take(name: str | None) -> None:
-        if name and name.strip():
-            context.presets.save(name.strip(), params)
+    def accept(name: str) -> bool:
+        return not name.strip() or context.presets.save(name.strip(), params)
 
-    context.app.push_screen(AskScreen("Save these settings as a preset named"), take)
+    ask(context.app, "Save these settings as a preset named", accept)
 
 
 def delete_preset(context: Context) -> None:
@@ -156,21 +155,17 @@ def ask_for_grammar(context: Context) -> None:
     active = context.chats.active
     held = active.chat.params.grammar
 
-    def take(answer: str | None) -> None:
-        if answer is None:
-            return
+    def accept(answer: str) -> bool:
         with context.program.reporting_errors():
             try:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
             except EngineError as error:
                 context.program.report(str(error))
-                ask(answer, refused=True)
+                return False
+        return True
 
-    def ask(given: str, *, refused: bool = False) -> None:
-        question = "Grammar: the file of a JSON schema, or a /regex/"
-        context.app.push_screen(AskScreen(question, given, refused=refused), take)
-
-    ask(f"/{held.text}/" if held and held.kind == "regex" else "")
+    given = f"/{held.text}/" if held and held.kind == "regex" else ""
+    ask(context.app, "Grammar: the file of a JSON schema, or a /regex/", accept, given)
 
 
 SAVE = ScreenCommand("decoding.save", "View", "Save the decoding settings as a preset", save_preset)

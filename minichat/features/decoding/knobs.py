@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -30,7 +31,7 @@ from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _LABEL = 13  # cells
-_NOTE = 2  # lines at the end for a hint or an error
+_NOTE = 2  # lines at the end for a hint or an error; a long error has more
 _STRATEGY, _PRESET = "strategy", "preset"
 
 
@@ -86,7 +87,7 @@ class Knobs(Widget, can_focus=True):
     own: reactive[frozenset[str]] = reactive(frozenset())  # the names of the presets that can be deleted
     kinds: reactive[tuple[str, ...]] = reactive(())  # speculation kinds of the engine; empty: unknown
     row: reactive[int] = reactive(0)
-    trouble: reactive[str] = reactive("")
+    trouble: reactive[str] = reactive("", layout=True)
     marks: Marks = UNICODE
     default = PLAIN  # what a new chat has
     move_keys = ""  # the names of the keys that select a field
@@ -115,18 +116,23 @@ class Knobs(Widget, can_focus=True):
     @property
     def lines(self) -> int:
         """The height at which all fields are visible."""
-        return len(self.rows) + _NOTE
+        return len(self.rows) + len(self._note)
+
+    @property
+    def _note(self) -> list[str]:
+        """The lines of the error, or of the hint for the selected field."""
+        text = self.trouble or self._hint(self.rows[min(self.row, len(self.rows) - 1)])
+        lines = wrap(text, max(self.size.width, 8))
+        return [*[""] * (_NOTE - len(lines)), *lines]
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return self.lines
 
     def render(self) -> Content:
-        chosen = self.rows[min(self.row, len(self.rows) - 1)]
-        note, style = (self.trouble, "$text-error") if self.trouble else (self._hint(chosen), "$text-muted")
-        blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
-        seen = self._shown()
+        style, seen = "$text-error" if self.trouble else "$text-muted", self._shown()
+        note = [Content.styled(line, style) for line in self._note]
         lines = [self._line(place, self.rows[place]) for place in seen]
-        return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
+        return Content("\n").join([*lines, *self._more(seen), *note])
 
     def _hint(self, row: Knob | str) -> str:
         if not self.has_focus:
@@ -139,7 +145,7 @@ class Knobs(Widget, can_focus=True):
 
     def _shown(self) -> range:
         """The rows that fit, including the selected one."""
-        room = max(self.size.height - _NOTE, 1)
+        room = max(self.size.height - len(self._note), 1)
         if room < len(self.rows):
             room = max(room - 1, 1)  # one line counts the hidden fields
         first = max(0, min(self.row - room // 2, len(self.rows) - room))
@@ -148,7 +154,7 @@ class Knobs(Widget, can_focus=True):
     def _more(self, seen: range) -> Sequence[Content]:
         """A line that counts the fields hidden above and below and names the keys that reach them."""
         above, below = seen.start, len(self.rows) - seen.stop
-        if not above + below or len(seen) + _NOTE >= self.size.height:
+        if not above + below or len(seen) + len(self._note) >= self.size.height:
             return ()
         signs = (self.marks.above if above else "", self.marks.below if below else "")
         counts = f"{above + below} more"

@@ -13,7 +13,7 @@ from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import Guide
-from minichat.features.tour.pages import PAGES, SYSTEM, Page
+from minichat.features.tour.pages import LONG, PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
 from minichat.plural import plural
 from minichat.shell.background import begin
@@ -57,6 +57,8 @@ class Tour:
             self.play()
             return
         self._place = min(max(self._place + by, 0), len(PAGES) - 1)
+        if PAGES[self._place].last:
+            self._guide.hand_over(LONG)
         self._show()
 
     def play(self) -> None:
@@ -75,6 +77,8 @@ class Tour:
 
     def leave(self, keep: bool) -> None:
         self._stop()
+        if keep:
+            self._guide.hand_over(LONG)
         begin(self._context.app, partial(self._context.program.end, KEEP if keep else 0))
 
     def _stop(self) -> None:

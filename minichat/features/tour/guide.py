@@ -1,7 +1,7 @@
 """What a page of the tour can do: send messages, change the engine, and wait for events."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -91,6 +91,12 @@ class Guide:
 
     def tune(self, chat: Conversation, **changes: Any) -> None:
         chat.tune(chat.chat.params.changed(**changes))
+
+    def hand_over(self, names: Iterable[str]) -> None:
+        """Give the chats to the user: what the pages set is as in a new chat."""
+        usual = self._context.program.start.params
+        for chat in self._context.chats:
+            self.tune(chat, **{name: getattr(usual, name) for name in names})
 
     def weights(self, scheme: str) -> int:
         """The size of the weights in that scheme, in bytes."""

@@ -1,8 +1,9 @@
 """A dialog that asks for one line or several lines of text."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
@@ -11,6 +12,18 @@ from textual.widgets import Input, TextArea
 from minichat.ui.dialogs.dialog import Dialog, inner_height
 from minichat.ui.panes.editor import Editor
 from minichat.ui.transcript.glyphs import enterable
+
+
+def ask(
+    app: App[Any], question: str, accept: Callable[[str], bool], given: str = "", *, refused: bool = False
+) -> None:
+    """Ask for a line until `accept` takes it or the user cancels. A refused one stays, to be corrected."""
+
+    def take(answer: str | None) -> None:
+        if answer is not None and not accept(answer):
+            ask(app, question, accept, answer, refused=True)
+
+    app.push_screen(AskScreen(question, given, refused=refused), take)
 
 
 class AskScreen(Dialog[str]):

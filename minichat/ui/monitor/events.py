@@ -134,7 +134,7 @@ class EventLog(Pane):
             spans.append((f"{_number(entry):>4} ", "muted"))
         spans.append((f" {entry.kind:<{_KIND}} ", look(entry.kind)))
         used = sum(len(text) for text, _ in spans)
-        spans.append((clip(self._words(entry), max(0, width - used - 1), self.signs.cut), "muted"))
+        spans.append((clip(self._words(entry), max(0, width - used), self.signs.cut), "muted"))
         return tuple(spans)
 
     def _owner(self, entry: EventLine) -> Owner:

@@ -72,7 +72,7 @@ def described(event: Event) -> tuple[str, str]:
             return "failed", f"{plural(blocks, 'block')}, tier {tier}: {error}"
         case Transferred(tier=tier, load=load, blocks=blocks, seconds=seconds):
             kind, way = ("loaded", "from") if load else ("stored", "to")
-            return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
+            return kind, f"{plural(blocks, 'block')} {way} {tier}, {duration(seconds)}"
         case TierProblem(tier=tier, problem=problem) if problem:
             return "tier off", f"{tier}: {problem}"
         case TierProblem(tier=tier):
@@ -127,9 +127,9 @@ def described(event: Event) -> tuple[str, str]:
 
 def _choice(event: Admitted) -> str:
     """What was done with the tokens that a tier had, and the measurements so far that decided it."""
-    measured = [("loading", event.loading), ("computing", event.computing)]
-    costs = "; ".join(f"{what} takes {duration(seconds)}" for what, seconds in measured if seconds)
-    done = "loaded" if event.loaded else "computed again instead of loaded"
+    measured = [("loading about", event.loading), ("computing", event.computing)]
+    costs = ", ".join(f"{what} {duration(seconds)}" for what, seconds in measured if seconds)
+    done = "loaded" if event.loaded else "computed, not loaded"
     return f"{event.held:,} {done} from {event.tier}" + (f" ({costs})" if costs else "")
 
 

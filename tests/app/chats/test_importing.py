@@ -66,6 +66,8 @@ async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name
     async with bench() as it:
         await take_in(it, Path(name))
         await it.until(lambda: any(f"Cannot read {name}: {why}" in each for each in it.notices()))
+        await it.until(lambda: it.app.screen.query("Input"))
+        assert it.app.screen.query_one("Input").value == name, "it stays, to be corrected"
 
 
 @run

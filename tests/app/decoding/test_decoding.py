@@ -99,6 +99,21 @@ async def test_an_invalid_value_is_reported_when_its_chat_or_the_drawer_goes(
 
 
 @run
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_all_of_a_long_error_can_be_read(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size) as it:
+        await it.pilot.press("f3")
+        row(it, "seed")
+        height = it.drawer.knobs.size.height
+        await it.pilot.press(*"99999999999999999999999", "enter")
+        await it.until(lambda: it.drawer.knobs.trouble)
+        error = it.drawer.knobs.trouble.split()
+        await it.until(lambda: all(word in it.screen_text() for word in error))
+        await it.pilot.press("down")
+        await it.until(lambda: it.drawer.knobs.size.height == height)
+
+
+@run
 async def test_an_error_names_the_field_as_the_drawer_does_and_goes_with_it(
     bench: Callable[..., Any],
 ) -> None:

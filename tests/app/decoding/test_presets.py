@@ -77,3 +77,16 @@ async def test_a_value_being_typed_is_saved_too(bench: Callable[..., Any]) -> No
         await it.pilot.press(*"70", "ctrl+s")
         await it.until(lambda: "presence: must be" in it.screen_text())
         assert "as a preset named" not in it.screen_text()
+
+
+@run
+async def test_a_name_that_is_taken_is_refused_or_replaced(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3", "ctrl+s", *"own", "enter")
+        await it.until(lambda: any("choose another name" in each for each in it.notices()))
+        await it.until(lambda: "as a preset named" in it.screen_text())
+        await it.pilot.press(*"er", "enter")
+        await it.until(lambda: "Saved the preset owner" in it.notices())
+        for name in ("owner", "greedy"):
+            await it.pilot.press("ctrl+s", *name, "enter")
+            await it.until(lambda name=name: f"Replaced the preset {name}" in it.notices())

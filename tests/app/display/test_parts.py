@@ -241,7 +241,23 @@ def test_no_two_commands_share_a_key_and_none_has_an_ambiguous_key() -> None:
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("ctrl+n,x", "^N"), ("alt+1", "Alt+1"), ("f1", "F1"), ("escape", "Esc"), ("ctrl+pagedown", "^PgDn")],
+    [
+        ("ctrl+n,x", "^N"),
+        ("alt+1", "Alt+1"),
+        ("f1", "F1"),
+        ("escape", "Esc"),
+        ("ctrl+pagedown", "^PgDn"),
+        ("a", "a"),
+        ("slash", "/"),
+        ("minus", "-"),
+        ("question_mark", "?"),
+        ("alt+semicolon", "Alt+;"),
+        ("ctrl+backslash", "^\\"),
+        ("alt+shift+left_curly_bracket", "Alt+Shift+{"),
+        ("delete", "Delete"),
+        ("tab", "Tab"),
+        ("space", "Space"),
+    ],
 )
 def test_keys_have_readable_names(key: str, name: str) -> None:
     assert key_name(key) == name

@@ -73,6 +73,18 @@ def test_progress_has_rate_and_time_left() -> None:
     assert meter.text() == "0.0 of 2.0 MB"
 
 
+def test_the_time_before_the_first_byte_does_not_count_in_a_rate() -> None:
+    now = 0.0
+    meter = ProgressMeter(lambda: now)
+    meter.update(0, 11_000_000)
+    now = 4.0
+    meter.update(2_000_000, 11_000_000)
+    assert meter.text() == "2.0 of 11.0 MB"
+    now = 6.0
+    meter.update(8_000_000, 11_000_000)
+    assert meter.text() == "8.0 of 11.0 MB  3.00 MB/s  1 s left"
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from minichat.ui.picture import strips_of
 from tests import impatient
@@ -40,6 +41,10 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
         file = it.app.paths.themes / "mine.toml"
         assert any(f"Edit {file}. Each save applies immediately" in notice for notice in it.notices())
         text = file.read_text()
+        await it.command("view.copy_theme")
+        await it.until(lambda: it.app.screen.query(Input))
+        assert it.app.screen.query_one(Input).value == "mine-2", "the other one exists"
+        await it.pilot.press("escape")
 
         def ground() -> str:
             return it.app.theme_variables["background"]
@@ -59,6 +64,9 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
         await it.command("view.copy_theme")
         await it.pilot.press(*"my own", "enter")
         await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
+        await it.until(lambda: it.app.screen.query(Input))
+        assert it.app.screen.query_one(Input).value == "my own", "it stays, to be corrected"
+        await it.pilot.press("escape")
     async with bench() as it:
         assert it.app.theme == "my own", "as at each start from now on"
         assert await impatient.next_timer() < 1, "saves are not noticed"

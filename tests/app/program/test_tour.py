@@ -25,10 +25,13 @@ from engine.api.events import (
 from engine.api.params import SamplingParams
 from minichat.chats.store import Store
 from minichat.clients.local import LocalBackend
-from minichat.commands.tour import keep_chats
-from minichat.features.tour.feature import KEEP
-from minichat.features.tour.pages import BLOCKS, PAGES, SCHEME
+from minichat.commands.tour import keep_chats, start_of
+from minichat.features.tour.feature import KEEP, Tour
+from minichat.features.tour.pages import BLOCKS, LONG, PAGES, SCHEME
 from minichat.features.tour.panel import TourPanel
+from minichat.settings import Settings, load
+from minichat.shell.paths import locate
+from minichat.shell.terminal import Terminal
 from tests.app.conftest import run
 from tests.cases import soak
 
@@ -79,7 +82,9 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         switched = next(event for event in received if isinstance(event, Quantized))
         assert (switched.scheme, switched.error) == (SCHEME, "")
         assert "while the request continued" in seen[5]
-        await it.pilot.press("enter", "k")
+        await it.pilot.press("enter")
+        assert {each.chat.params.min_tokens for each in it.app.chats} == {0}, "chat as you like"
+        await it.pilot.press("k")
         await it.until(lambda: it.app.return_code == KEEP)
         assert len(it.app.chats) == 3
         home = Store(tmp_path / "home.db")
@@ -96,6 +101,23 @@ async def patiently(it: Any, holds: Callable[[], object]) -> None:
         except AssertionError:
             continue
     raise AssertionError("it never came")
+
+
+def test_its_chats_are_sampled_as_new_ones_are(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[sampling]\nbeams = 4\n[screen]\nascii = true")
+    start = start_of(locate(), Terminal(ssh=False, tmux=False, unicode=True), load(file), ascii=False)
+    assert (start.params, start.ascii) == (Settings().sampling, True)
+
+
+@run
+async def test_kept_chats_have_no_lengths_of_the_tour(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        chat, tour = it.app.chats.active, Tour(it.app.context)
+        usual = chat.chat.params
+        chat.tune(usual.changed(**LONG))
+        tour.leave(keep=True)
+        assert chat.chat.params == usual
 
 
 @pytest.mark.soak

@@ -8,6 +8,7 @@ from engine.api.events import Event
 from engine.fleet.fleet import NUMBERS
 from minichat.ui.monitor import EventLog
 from minichat.ui.monitor.words import described
+from tests.cases import case
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
 from tests.widgets.monitor.stage import lines, staged
 
@@ -28,14 +29,14 @@ def log() -> EventLog:
         ),
         (
             events.Admitted(1, 0, 3, 96, "disk", 96, True, 0.02),
-            ("admitted", "96 tokens from the cache, 96 loaded from disk (loading takes 20 ms)"),
+            ("admitted", "96 tokens from the cache, 96 loaded from disk (loading about 20 ms)"),
         ),
         (
             events.Admitted(1, 0, 3, 0, "disk", 96, False, 0.02, 0.01),
             (
                 "admitted",
-                "0 tokens from the cache, 96 computed again instead of loaded from disk"
-                " (loading takes 20 ms; computing takes 10 ms)",
+                "0 tokens from the cache, 96 computed, not loaded from disk"
+                " (loading about 20 ms, computing 10 ms)",
             ),
         ),
         (events.Preempted(1, 0, 3, False, 12), ("preempted", "gave up 12 blocks")),
@@ -43,8 +44,8 @@ def log() -> EventLog:
         (events.Preempted(1, 0, 3, True, 12, "disk"), ("swapped", "12 blocks to disk")),
         (events.Resumed(1, 0, 3, True, 0), ("resumed", "with its stored blocks")),
         (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
-        (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host in 2.0 ms")),
-        (events.Transferred(1, 0, 3, "host", True, 1, 0.002, ""), ("loaded", "1 block from host in 2.0 ms")),
+        (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host, 2.0 ms")),
+        (events.Transferred(1, 0, 3, "host", True, 1, 0.002, ""), ("loaded", "1 block from host, 2.0 ms")),
         (
             events.Transferred(1, 0, 3, "disk", True, 4, 0.0, "OSError: gone"),
             ("failed", "4 blocks, tier disk: OSError: gone"),
@@ -168,6 +169,22 @@ async def test_the_newest_event_is_at_the_end() -> None:
         ]
         clock = [line[1:9] for line in shown[1:]]
         assert clock[0] == clock[1] < clock[2]
+
+
+async def test_times_of_usual_moves_are_not_cut() -> None:
+    """The pane is this wide in a terminal of 120 columns, and fills it when it is maximized."""
+    for width, event, end in (
+        (49, events.Transferred(1, 0, 3, "disk", False, 104, 0.0025, ""), "104 blocks to disk, 2.5 ms"),
+        (49, events.Transferred(1, 0, 3, "disk", False, 4, 0.00066, ""), "4 blocks to disk, 0.66 ms"),
+        (49, events.Transferred(1, 0, 3, "disk", True, 34, 0.065, ""), "34 blocks from disk, 65 ms"),
+        (120, events.Admitted(1, 0, 3, 1544, "disk", 1544, True, 0.008, 0.455), "computing 455 ms)"),
+    ):
+        pane = log()
+        async with staged(pane, (width, 4), focus=False) as pilot:
+            pane.add(event)
+            await pilot.pause()
+            with case(end):
+                assert lines(pane)[1].rstrip().endswith(end)
 
 
 async def test_after_scrolling_up_the_position_is_kept() -> None:
