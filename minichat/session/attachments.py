@@ -44,7 +44,8 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
         if name in old and (name == PIPED or not _there(path)):
             found[name] = old[name]
         elif _there(path):
-            found.setdefault(name, Attachment(name, _read(name, path)))
+            if not _is_word(mention, name, path):
+                found.setdefault(name, Attachment(name, _read(name, path)))
         elif mention["quoted"] or name.startswith(_SURE):
             wrong = _missing(mention, name)
             raise CannotAttach(f"nothing was sent: {wrong}")
@@ -71,8 +72,11 @@ class Missing:
 
     name: str
     near: str = ""  # an existing file with a similar name
+    folder: bool = False  # it is the name of a folder
 
     def __str__(self) -> str:
+        if self.folder:
+            return f"{self.name} is a folder; name the files in it"
         if self.near == self.name:
             return f"{self.name} is a link to a file that does not exist"
         return f"no such file: {self.name}" + (f"; did you mean {self.near}?" if self.near else "")
@@ -93,15 +97,23 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
     wrong: dict[str, Missing] = {}
     for mention in _MENTION.finditer(text):
         name, path = _mentioned(mention)
-        if name not in seen and not _there(path):
+        if name not in seen and _is_word(mention, name, path):
+            seen.add(name)
+            wrong[name] = Missing(name, folder=True)
+        elif name not in seen and not _there(path):
             seen.add(name)
             found = _missing(mention, name)
             sure = mention["quoted"] or name.startswith(_SURE)
             if sure or found.near or _LIKE_A_FILE.fullmatch(found.name):
                 wrong.setdefault(found.name, found)
-            if len(wrong) == _REPORTED or len(seen) == most:
-                break
+        if len(wrong) == _REPORTED or len(seen) == most:
+            break
     return tuple(wrong.values())
+
+
+def _is_word(mention: re.Match[str], name: str, path: Path) -> bool:
+    """Whether a folder is named like a word of prose: `thank the @docs team`."""
+    return not mention["quoted"] and "/" not in name and _there(path) and path.is_dir()
 
 
 def _missing(mention: re.Match[str], name: str) -> Missing:

@@ -202,6 +202,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("@./nowhere", Missing("./nowhere")),
         ('@"no such"', Missing("no such")),
         ("see @my plan.txt", Missing("my", '"my plan.txt"')),
+        ("thank the @src team", Missing("src", folder=True)),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -219,7 +220,6 @@ def test_a_link_that_leads_nowhere_is_named(folder: Path) -> None:
     "text",
     [
         "@notes.txt",
-        "@src",
         "@my plans",
         "@dataclass",
         "@app.route('/')",
@@ -278,7 +278,7 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
     [
         ("sum up @./note.txt", "no such file: ./note.txt; did you mean ./notes.txt?"),
         ('sum up @"no such"', "no such file: no such"),
-        ("sum up @src and @note.txt", "src is a folder; name the files in it"),
+        ("sum up @src/ and @note.txt", "src/ is a folder; name the files in it"),
     ],
 )
 async def test_no_second_try_is_offered_for_files_that_are_refused(
@@ -290,6 +290,20 @@ async def test_no_second_try_is_offered_for_files_that_are_refused(
         await it.until(lambda: it.notices())
         assert why in it.notices()[0] and "again" not in it.notices()[0]
         assert (it.main.prompt.text, it.replies) == (text, [])
+
+
+@run
+@pytest.mark.usefixtures("folder")
+async def test_a_word_that_is_also_a_folder_can_be_sent(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("thank the @src team")
+        await it.pilot.press("enter")
+        notice = "src is a folder; name the files in it. Press Enter again to send without it"
+        await it.until(lambda: notice in it.notices())
+        assert not it.replies
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.app.chats.active.chat.messages[0].attachments == ()
 
 
 @run
