@@ -351,7 +351,11 @@ def test_a_folder_that_changes_after_it_was_read(base: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["", "no/such/folder/here", "../x", "a--b", "\0", "x" * 200])
-def test_names_that_are_neither_folders_nor_on_the_hub(name: str) -> None:
+def test_names_that_are_neither_folders_nor_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(folder)
     with pytest.raises(ModelNotFound):
         find_adapter(name)
 

@@ -311,7 +311,7 @@ Change = Callable[[dict[str, Tensor]], object]
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda each: each.pop("mtp.norm.weight"), "the first is mtp.norm.weight"),
+        (lambda each: each.pop("mtp.norm.weight"), "mtp.norm.weight is missing"),
         (lambda each: each.update({"mtp.fc.weight": torch.ones(3, 3)}), "mtp.fc.weight is .3, 3."),
         (lambda each: each.update({"mtp.more.weight": torch.ones(3)}), "mtp.more.weight is not part"),
     ],
