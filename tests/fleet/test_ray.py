@@ -274,3 +274,34 @@ def test_without_ray_one_sentence_names_the_extra(run: Run, monkeypatch: pytest.
     code, out, err = run("serve", "--replicas", "2", "--ray", "--dry-run", "--port", "0")
     assert (code, out) == (2, "")
     assert err == "minichat: --ray requires Ray: pip install 'minichat[ray]'\n"
+
+
+class BusyRay:
+    """Cannot start until it has tried so often."""
+
+    def __init__(self, failures: int) -> None:
+        self.left, self.starts = failures, 0
+
+    def init(self, **settings: object) -> None:
+        self.starts += 1
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("Failed to start GCS.\nmore")
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("address", "failures", "starts"), [(LOCAL, 2, 3), (LOCAL, 9, 3), ("auto", 1, 1)])
+def test_a_cluster_on_this_machine_is_started_again_if_another_took_its_port(
+    monkeypatch: pytest.MonkeyPatch, address: str, failures: int, starts: int
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    monkeypatch.setitem(sys.modules, "ray", made := BusyRay(failures))  # type: ignore[arg-type]
+    if failures < starts:
+        assert ray_cluster._joined(address, 1) is made
+    else:
+        with pytest.raises(EngineError, match=r"cannot .*: Failed to start GCS\.$"):
+            ray_cluster._joined(address, 1)
+    assert made.starts == starts

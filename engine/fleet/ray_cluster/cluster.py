@@ -18,6 +18,7 @@ from engine.host.joining import Door
 LOCAL = "local"  # the address of a cluster that starts on this machine, and ends with this process
 PLACED_WITHIN = 120.0  # seconds for Ray to find a machine, and for the process to connect
 _ANSWERS_WITHIN = 10.0  # seconds for an actor
+_ATTEMPTS = 3  # to start a cluster on this machine
 _OBJECTS = 80 * 2**20  # bytes, almost Ray's least: engines store no objects there
 
 
@@ -152,9 +153,16 @@ def _joined(address: str, replicas: int) -> Any:
     if address != LOCAL:
         reach(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        ray.init(log_to_driver=False, configure_logging=False, **settings)
-    except Exception as error:
-        what = "start Ray" if address == LOCAL else f"join the Ray cluster at {address}"
-        raise EngineError(f"cannot {what}: {cause(error)}") from error
+    # A Ray that starts in the same moment may take the port that this one has found free.
+    attempts = _ATTEMPTS if address == LOCAL else 1
+    for left in reversed(range(attempts)):
+        try:
+            ray.init(log_to_driver=False, configure_logging=False, **settings)
+        except Exception as error:
+            ray.shutdown()
+            if not left:
+                what = "start Ray" if address == LOCAL else f"join the Ray cluster at {address}"
+                raise EngineError(f"cannot {what}: {cause(error)}") from error
+        else:
+            break
     return ray
