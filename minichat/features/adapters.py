@@ -11,6 +11,7 @@ from engine.api.places import AdapterPlace
 from engine.api.snapshot import AdapterView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.models.progress import size
+from minichat.session.conversation import Conversation
 from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
@@ -18,9 +19,9 @@ from minichat.ui.transcript.glyphs import one_line
 _LOAD = "="  # the choice that loads another one; not the name of any
 
 
-def use(context: Context, name: str) -> None:
-    """Compute the next replies of the active chat with an adapter; "" for none."""
-    chats, conversation = context.chats, context.chats.active
+def use(context: Context, name: str, conversation: Conversation | None = None) -> None:
+    """Compute the next replies of a chat, by default the active one, with an adapter; "" for none."""
+    chats, conversation = context.chats, conversation or context.chats.active
     conversation.chat.adapter = name
     chats.services.store.change_chat(conversation.chat.id, adapter=name)
     chats.services.changed(conversation)
@@ -57,11 +58,15 @@ def _facts(adapter: AdapterView) -> str:
 
 def load(context: Context) -> None:
     """Ask for a name and a folder; the chat uses the adapter as soon as it is loaded."""
+    conversation = context.chats.active  # loading takes time, and another may be active then
 
     async def ask_engine(place: AdapterPlace) -> None:
         await context.program.backend.send(LoadAdapter(place.name, place.path))
-        use(context, place.name)
-        context.app.notify(f"{context.chats.active.chat.letter.upper()} uses the adapter {place.name}")
+        if conversation not in context.chats:
+            context.app.notify(f"The adapter {place.name} is loaded. The chat that asked for it is closed")
+            return
+        use(context, place.name, conversation)
+        context.app.notify(f"{conversation.chat.letter.upper()} uses the adapter {place.name}")
 
     def accept(text: str) -> bool:
         if text.strip():
