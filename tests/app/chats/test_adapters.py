@@ -93,3 +93,25 @@ async def test_an_adapter_is_used_by_the_chat_that_asked_for_it(
         await it.until(lambda: any("the adapter new" in notice.lower() for notice in it.notices()))
         assert it.app.chats.active.chat.adapter == ""
         assert it.app.chats.services.store.chat(first.chat.id).adapter == ("" if closed else "new")
+
+
+@run
+async def test_a_place_that_the_engine_refuses_can_be_corrected(bench: Callable[..., Any]) -> None:
+    backend, received = FakeBackend([snapshot()]), []
+
+    def refuse(command: LoadAdapter) -> None:
+        received.append(command.path)
+        if command.path == "/nope":
+            raise BadInput("there is no folder '/nope'")
+
+    backend.handlers |= {LoadAdapter: refuse}
+    async with bench((130, 40), backend=backend) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        await it.pilot.press("up", "enter", *"sql=/nope", "enter")
+        await it.until(lambda: received and "sql=/nope" in it.screen_text())
+        assert any("no folder" in notice for notice in it.notices())
+        await it.pilot.press("backspace", "enter")
+        await it.until(lambda: "adapter sql" in it.screen_text())
+        assert received == ["/nope", "/nop"]
