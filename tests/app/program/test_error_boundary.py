@@ -300,10 +300,10 @@ async def test_a_generator_left_open_by_a_dead_task_is_not_reported_as_a_failed_
 
 
 @run
-async def test_a_result_for_a_wait_that_was_cancelled_is_not_reported_as_a_failed_part(
+async def test_a_result_for_a_wait_that_was_canceled_is_not_reported_as_a_failed_part(
     bench: Callable[..., Any],
 ) -> None:
-    """anyio's reader of a Unix socket sets it in the turn of the loop in which the wait is cancelled."""
+    """anyio's reader of a Unix socket sets it in the turn of the loop in which the wait is canceled."""
     async with bench() as it:
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
