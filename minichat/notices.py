@@ -21,11 +21,18 @@ class Notices(App[object]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Show a notice, unless it repeats the last one, which is still visible. Brackets in it are text."""
+        """Show a notice. If it repeats the last one, which is still visible, that one only stays longer.
+
+        Brackets in it are text.
+        """
         (last, until), now = self._noticed, time.monotonic()
-        if message != last or now >= until:
-            self._noticed = message, now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
-            super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+        seconds = self.NOTIFICATION_TIMEOUT if timeout is None else timeout
+        if message == last and now < until - seconds / 2:
+            return
+        if message == last and now < until:
+            self.end_notice(message)
+        self._noticed = message, now + seconds
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
 
     def end_notice(self, message: str) -> None:
         """Remove the notices with this text. The others stay."""

@@ -6,21 +6,23 @@ from functools import partial
 from textual.content import Content
 
 from engine.api.commands import DropAdapter, LoadAdapter
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineError
 from engine.api.places import AdapterPlace
 from engine.api.snapshot import AdapterView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.models.progress import size
+from minichat.session.conversation import Conversation
 from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
 
 _LOAD = "="  # the choice that loads another one; not the name of any
+_QUESTION = "Load a LoRA adapter: NAME=PATH, a folder or a name on the hub"
 
 
-def use(context: Context, name: str) -> None:
-    """Compute the next replies of the active chat with an adapter; "" for none."""
-    chats, conversation = context.chats, context.chats.active
+def use(context: Context, name: str, conversation: Conversation | None = None) -> None:
+    """Compute the next replies of a chat, by default the active one, with an adapter; "" for none."""
+    chats, conversation = context.chats, conversation or context.chats.active
     conversation.chat.adapter = name
     chats.services.store.change_chat(conversation.chat.id, adapter=name)
     chats.services.changed(conversation)
@@ -57,22 +59,33 @@ def _facts(adapter: AdapterView) -> str:
 
 def load(context: Context) -> None:
     """Ask for a name and a folder; the chat uses the adapter as soon as it is loaded."""
+    conversation = context.chats.active  # loading takes time, and another may be active then
 
-    async def ask_engine(place: AdapterPlace) -> None:
-        await context.program.backend.send(LoadAdapter(place.name, place.path))
-        use(context, place.name)
-        context.app.notify(f"{context.chats.active.chat.letter.upper()} uses the adapter {place.name}")
+    async def ask_engine(place: AdapterPlace, answer: str) -> None:
+        before = context.workspace.prompt.text
+        try:
+            await context.program.backend.send(LoadAdapter(place.name, place.path))
+        except EngineError:
+            undisturbed = len(context.app.screen_stack) == 1 and context.workspace.prompt.text == before
+            if undisturbed and context.chats.active is conversation:
+                ask(context.app, _QUESTION, accept, answer, refused=True)
+            raise
+        if conversation not in context.chats:
+            context.app.notify(f"The adapter {place.name} is loaded. The chat that asked for it is closed")
+            return
+        use(context, place.name, conversation)
+        context.app.notify(f"{conversation.chat.letter.upper()} uses the adapter {place.name}")
 
     def accept(text: str) -> bool:
         if text.strip():
             try:
-                context.program.ask(ask_engine(AdapterPlace.parse(text.strip())))
+                context.program.ask(ask_engine(AdapterPlace.parse(text.strip()), text))
             except BadInput as error:
                 context.program.report(str(error))
                 return False
         return True
 
-    ask(context.app, "Load a LoRA adapter: NAME=PATH, a folder or a name on the hub", accept)
+    ask(context.app, _QUESTION, accept)
 
 
 def _offers(context: Context) -> Iterator[Offer]:

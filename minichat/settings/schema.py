@@ -126,7 +126,7 @@ class EngineSettings:
         "auto",
         NAME,
         "Where chats keep their cache blocks, so that they resume after a restart: DIR:GB, off, or auto: in "
-        "the cache folder, 2 GB or a tenth of what is free.",
+        "the cache folder, 2 GB or a tenth of what is free. For `minichat` itself; `up` has `--kv-disk`.",
     )
     max_context: int | None = setting(
         None, whole(1, 2**31 - 1), "Maximum tokens of one request; if unset, the model's limit."

@@ -77,9 +77,13 @@ class ErrorBoundary:
     def handle_from_loop(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle the failure of a callback, or of a task that is not awaited.
 
-        A generator that cannot be closed belonged to a finished task: no part of the screen has failed.
+        A generator that cannot be closed belonged to a finished task: no part of the screen has failed. Nor
+        has one if a result comes for a wait that was canceled in the same turn of the loop: anyio does not
+        check this when a Unix socket becomes readable.
         """
         error = context.get("exception")
+        if _too_late(context):
+            return
         if isinstance(error, Exception) and not _of_a_generator(context):
             self.handle(error)
         else:
@@ -133,6 +137,17 @@ def _of_a_generator(context: dict[str, Any]) -> bool:
     future = context.get("future")
     coroutine = future.get_coro() if isinstance(future, asyncio.Task) else None
     return "asyncgen" in context or isinstance(coroutine, _CLOSING)
+
+
+def _too_late(context: dict[str, Any]) -> bool:
+    """Whether a callback of the loop has set the result of a canceled future."""
+    callback = getattr(context.get("handle"), "_callback", None)
+    future = getattr(callback, "__self__", None)
+    return (
+        isinstance(context.get("exception"), asyncio.InvalidStateError)
+        and isinstance(future, asyncio.Future)
+        and future.cancelled()
+    )
 
 
 async def _generator() -> AsyncGenerator[None]:

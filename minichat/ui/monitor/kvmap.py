@@ -209,7 +209,7 @@ class KVMap(Pane):
             words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
             text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
             return [first, ((words, "value"), (f"  {text}", "strong"))]
-        return [first, totals(shot, state, shades, self.signs, width, halves=halves)]
+        return [first, totals(shot, state, self.tint, shades, self.signs, width, halves=halves)]
 
     def _summary(self, blocks: Sequence[int]) -> str:
         held = self._state[list(blocks)]

@@ -15,6 +15,8 @@ _ENDS = {
     Tint.REFERENCES: ("0 holders", f"{RAMP - 1} or more"),
     Tint.FILL: ("empty", "full"),
 }
+# Of shared and cached blocks. Otherwise their letters show an age, a count, a share or a tier.
+_LETTERS = {Tint.OWNER: ("+", "a"), Tint.REFERENCES: ("", "-"), Tint.FILL: ("", "-")}
 
 
 def legend(
@@ -66,13 +68,15 @@ def tier_legend(
 
 
 def totals(
-    shot: Snapshot, state: np.ndarray, shades: Shades, signs: Signs, width: int, *, halves: bool
+    shot: Snapshot, state: np.ndarray, tint: Tint, shades: Shades, signs: Signs, width: int, *, halves: bool
 ) -> Row:
+    """Blocks in each state, each with its letter on the map if it has one with this tint."""
     counts = np.bincount(state, minlength=len(State))
     parts: list[Row] = []
-    for each, letter in ((State.SHARED, "+"), (State.CACHED, "a"), (State.FREE, ".")):
+    shared, cached = _LETTERS.get(tint, ("", ""))
+    for each, letter in ((State.SHARED, shared), (State.CACHED, cached), (State.FREE, ".")):
         sign = signs.swatch if halves else letter
-        words = f" {each.name.lower()} {counts[each]:,}  "
+        words = f"{' ' * bool(sign)}{each.name.lower()} {counts[each]:,}  "
         parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
     if counts[State.LEFT]:
         words = f" dropped {counts[State.LEFT]:,}  "

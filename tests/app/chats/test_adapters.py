@@ -1,7 +1,10 @@
 """A chat's LoRA adapter: chosen between messages, shown in its header, kept with it; others load and drop."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from engine.api.commands import DropAdapter, LoadAdapter
 from engine.api.errors import BadInput
@@ -54,3 +57,61 @@ async def test_loading_and_dropping(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "load another" in it.screen_text())
         await it.pilot.press("up", "enter", *"nothing", "enter")
         await it.until(lambda: any("must be NAME=PATH" in notice for notice in it.notices()))
+
+
+class Slow(FakeBackend):
+    """Loads an adapter when told to."""
+
+    def __init__(self) -> None:
+        super().__init__([snapshot()])
+        self.fetched = asyncio.Event()
+        self.handlers |= {LoadAdapter: lambda _: None}
+
+    async def send(self, command: Any) -> Any:
+        if isinstance(command, LoadAdapter):
+            await self.fetched.wait()
+        return await super().send(command)
+
+
+@run
+@pytest.mark.parametrize("closed", [False, True])
+async def test_an_adapter_is_used_by_the_chat_that_asked_for_it(
+    bench: Callable[..., Any], closed: bool
+) -> None:
+    """Another chat may be active once it is loaded."""
+    backend = Slow()
+    async with bench((130, 40), backend=backend) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.answered(await it.say("one"))
+        first = it.app.chats.active
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        await it.pilot.press("up", "enter", *"new=/models/x", "enter")
+        await it.pilot.press("alt+w" if closed else "ctrl+n")
+        await it.until(lambda: it.app.chats.active is not first)
+        backend.fetched.set()
+        await it.until(lambda: any("the adapter new" in notice.lower() for notice in it.notices()))
+        assert it.app.chats.active.chat.adapter == ""
+        assert it.app.chats.services.store.chat(first.chat.id).adapter == ("" if closed else "new")
+
+
+@run
+async def test_a_place_that_the_engine_refuses_can_be_corrected(bench: Callable[..., Any]) -> None:
+    backend, received = FakeBackend([snapshot()]), []
+
+    def refuse(command: LoadAdapter) -> None:
+        received.append(command.path)
+        if command.path == "/nope":
+            raise BadInput("there is no folder '/nope'")
+
+    backend.handlers |= {LoadAdapter: refuse}
+    async with bench((130, 40), backend=backend) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        await it.pilot.press("up", "enter", *"sql=/nope", "enter")
+        await it.until(lambda: received and "sql=/nope" in it.screen_text())
+        assert any("no folder" in notice for notice in it.notices())
+        await it.pilot.press("backspace", "enter")
+        await it.until(lambda: "adapter sql" in it.screen_text())
+        assert received == ["/nope", "/nop"]

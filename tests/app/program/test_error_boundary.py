@@ -297,3 +297,22 @@ async def test_a_generator_left_open_by_a_dead_task_is_not_reported_as_a_failed_
         assert not it.failures
         reading.cancel()
         await talks(it)
+
+
+@run
+async def test_a_result_for_a_wait_that_was_canceled_is_not_reported_as_a_failed_part(
+    bench: Callable[..., Any],
+) -> None:
+    """anyio's reader of a Unix socket sets it in the turn of the loop in which the wait is canceled."""
+    async with bench() as it:
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        waiting.cancel()
+        loop.call_soon(waiting.set_result, None)
+        await asyncio.sleep(0)
+        assert not it.failures
+        with expected_error(it, asyncio.InvalidStateError):  # a second result is an error of the program
+            settled = loop.create_future()
+            settled.set_result(None)
+            loop.call_soon(settled.set_result, None)
+            await asyncio.sleep(0)

@@ -1,8 +1,13 @@
 """Where notices are shown on the screen."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from textual.widgets._toast import Toast
+
+from minichat import notices
 from tests.app.conftest import run
 
 
@@ -29,3 +34,27 @@ async def test_the_notice_of_a_closed_chat_ends_when_it_is_reopened(bench: Calla
             await it.pilot.press("alt+z")
             await it.until(lambda: closed not in it.screen_text())
         assert "another notice" in it.screen_text()
+
+
+@run
+async def test_a_repeated_notice_stays_as_long_as_a_new_one(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before the first one ends, the repetition would be visible for a moment only."""
+    now = 0.0
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: now))
+    async with bench((80, 24), shows_notices=True) as it:
+
+        def shown() -> list[Toast]:
+            return [*it.app.screen.query(Toast)]
+
+        it.app.notify("wait for the end")
+        await it.until(shown)
+        [first] = shown()
+        now = 0.2 * it.app.NOTIFICATION_TIMEOUT
+        it.app.notify("wait for the end")
+        await it.pilot.pause()
+        assert shown() == [first]
+        now = 0.9 * it.app.NOTIFICATION_TIMEOUT
+        it.app.notify("wait for the end")
+        await it.until(lambda: len(shown()) == 1 and shown() != [first])

@@ -45,6 +45,23 @@ async def test_without_color_letters_show_owner_and_state() -> None:
         ]
 
 
+async def test_the_letters_below_the_map_are_those_on_it() -> None:
+    kvmap = KVMap(ascii=True)
+    below = {
+        Tint.OWNER: "+ shared 2  a cached 1  swapped 3/64  . free 2",
+        Tint.AGE: "shared 2  cached 1  swapped 3/64  . free 2",
+        Tint.REFERENCES: "shared 2  - cached 1  swapped 3/64  . free 2",
+        Tint.FILL: "shared 2  - cached 1  swapped 3/64  . free 2",
+        Tint.TIER: "shared 2  cached 1  swapped 3/64  . free 2",
+    }
+    async with staged(kvmap, (60, 8), focus=False):
+        for kvmap.tint in Tint:
+            kvmap.update_from(small(), OWNERS)
+            first, last = lines(kvmap)[1], lines(kvmap)[-1]
+            assert last.strip() == below[kvmap.tint]
+            assert ("-" in first) == ("-" in last or kvmap.tint is Tint.TIER)  # there it is a computed block
+
+
 async def test_no_color_uses_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     kvmap = KVMap()
