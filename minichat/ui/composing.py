@@ -82,16 +82,19 @@ class Composing:
             return False
         if checked.missing and text != self._warned:
             self._warned = text
-            names = "; ".join(map(str, checked.missing))
-            send = self._context.keys.name("prompt.send")
-            stop = "" if names.endswith("?") else "."
-            sentence = one_line(f"{names}{stop} Press {send} again to send without it")
-            self._context.app.notify(sentence, severity="warning", timeout=8)
+            self._context.app.notify(self._warning(checked.missing), severity="warning", timeout=8)
             return False
         if checked.fit is not None and not checked.fit.fits:
             self._context.program.report(checked.fit.refusal(self._larger))
             return False
+        if checked.missing:
+            self._context.app.end_notice(self._warning(checked.missing))
         return True
+
+    def _warning(self, files: Sequence[Missing]) -> str:
+        names, send = "; ".join(map(str, files)), self._context.keys.name("prompt.send")
+        stop = "" if names.endswith("?") else "."
+        return one_line(f"{names}{stop} Press {send} again to send without it")
 
     async def stop(self) -> None:
         """Give up a message that is being checked, so that quitting does not wait for a slow folder."""

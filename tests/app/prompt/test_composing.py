@@ -295,14 +295,15 @@ async def test_no_second_try_is_offered_for_files_that_are_refused(
 @run
 @pytest.mark.usefixtures("folder")
 async def test_a_word_that_is_also_a_folder_can_be_sent(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
+    async with bench(shows_notices=True) as it:
         it.main.prompt.put("thank the @src team")
         await it.pilot.press("enter")
         notice = "src is a folder; name the files in it. Press Enter again to send without it"
-        await it.until(lambda: notice in it.notices())
+        await it.until(lambda: notice in [each.message for each in it.app._notifications])
         assert not it.replies
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
+        assert notice not in [each.message for each in it.app._notifications]
         assert it.app.chats.active.chat.messages[0].attachments == ()
 
 
