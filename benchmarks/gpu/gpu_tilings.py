@@ -142,8 +142,7 @@ def of_experts(usual: RowTiling) -> Iterator[Changes]:
         for stages in (2, 3, 4):
             if (turns, stages) != (usual.turns, usual.stages):
                 yield {"turns": turns, "stages": stages}
-    yield {"warps": max(1, usual.warps // 2)}
-    yield {"warps": usual.warps * 2}
+    yield from ({"warps": warps} for warps in (usual.warps // 2, usual.warps * 2) if warps)
 
 
 def of_heads(usual: Mapping[str, int]) -> Iterator[Changes]:

@@ -9,6 +9,7 @@ blocks also does so with states, and a full block has the state at its end, from
 same prefix continues.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,16 +20,16 @@ from engine.kv.store import KVLayer
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(ABC):
     """What a layer's recurrence needs beside its inputs; takes the place of values in `Attend`."""
 
     sizes: StateSpec
     conv: Tensor = field(repr=False)  # [channels, taps], the newest token's weight last
     conv_bias: Tensor | None = field(default=None, repr=False)  # [channels]
 
+    @abstractmethod
     def advance(self, x: Tensor, gates: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
         """Read and store states. [tokens, channels] and [tokens, 2, heads] -> [tokens, heads, value_dim]."""
-        raise NotImplementedError
 
     def convolved(self, x: Tensor, layer: KVLayer, runs: StateRuns) -> Tensor:
         """Like `summed`, with an activation."""

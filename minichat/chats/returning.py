@@ -1,17 +1,18 @@
 """The way back from memory to a file that could not be written for a while, such as on a full disk."""
 
+import logging
 import os
 import sqlite3
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from minichat.chats.errors import NewerStore
 from minichat.chats.opening import TIMEOUT, Opened, connected
 
+log = logging.getLogger("minichat.app")
+
 _AGAIN = 10.0  # seconds between two attempts
-_TABLES = ("chats", "messages", "deleted_chats")
 
 
 class Return:
@@ -39,7 +40,7 @@ class Return:
         """The file with everything from memory; None: it still cannot be written, or has other work."""
         self.tried_at = time.monotonic()
         opened: Opened | None = None
-        with suppress(OSError, NewerStore, sqlite3.DatabaseError):  # the screen says that nothing is saved
+        try:
             if self._others_wrote() or _free(self._path.parent) < _size(memory):
                 return None
             file = (opened := connected(self._path)).connection
@@ -52,6 +53,8 @@ class Return:
                 file.execute(f"PRAGMA busy_timeout = {round(1000 * TIMEOUT)}")
                 self.close()
                 return replace(opened, notice=f"The chats are saved in {self._path} again.")
+        except (OSError, NewerStore, sqlite3.DatabaseError) as error:  # the screen says that nothing is saved
+            log.info("chats stay in memory: %s", error)
         if opened is not None:
             opened.connection.close()
         return None
@@ -69,9 +72,11 @@ class Return:
 def _replace(file: sqlite3.Connection, memory: sqlite3.Connection) -> None:
     """Replace all rows of the file by those in memory."""
     file.execute("PRAGMA defer_foreign_keys = ON")
-    for table in _TABLES:
+    named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    tables = [row[0] for row in memory.execute(named)]
+    for table in tables:
         file.execute(f"DELETE FROM {table}")
-    for table in _TABLES:
+    for table in tables:
         columns = [row[1] for row in memory.execute(f"PRAGMA table_info({table})")]
         names, holes = ", ".join(columns), ", ".join("?" * len(columns))
         rows = memory.execute(f"SELECT {names} FROM {table}")

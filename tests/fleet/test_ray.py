@@ -279,8 +279,8 @@ def test_without_ray_one_sentence_names_the_extra(run: Run, monkeypatch: pytest.
 class BusyRay:
     """Cannot start until it has tried so often."""
 
-    def __init__(self, failures: int) -> None:
-        self.left, self.starts = failures, 0
+    def __init__(self, failures: int, *, running: bool = False) -> None:
+        self.left, self.running, self.starts, self.ends = failures, running, 0, 0
 
     def init(self, **settings: object) -> None:
         self.starts += 1
@@ -288,8 +288,11 @@ class BusyRay:
             self.left -= 1
             raise RuntimeError("Failed to start GCS.\nmore")
 
+    def is_initialized(self) -> bool:
+        return self.running
+
     def shutdown(self) -> None:
-        pass
+        self.ends += 1
 
 
 @pytest.mark.parametrize(("address", "failures", "starts"), [(LOCAL, 2, 3), (LOCAL, 9, 3), ("auto", 1, 1)])
@@ -305,3 +308,12 @@ def test_a_cluster_on_this_machine_is_started_again_if_another_took_its_port(
         with pytest.raises(EngineError, match=r"cannot .*: Failed to start GCS\.$"):
             ray_cluster._joined(address, 1)
     assert made.starts == starts
+
+
+def test_the_ray_of_the_program_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setitem(sys.modules, "ray", made := BusyRay(9, running=True))  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="cannot start Ray"):
+        ray_cluster._joined(LOCAL, 1)
+    assert (made.starts, made.ends) == (1, 0)

@@ -159,10 +159,10 @@ def _joined(address: str, replicas: int) -> Any:
         try:
             ray.init(log_to_driver=False, configure_logging=False, **settings)
         except Exception as error:
-            ray.shutdown()
-            if not left:
+            if not left or ray.is_initialized():  # the program's own Ray is left alone
                 what = "start Ray" if address == LOCAL else f"join the Ray cluster at {address}"
                 raise EngineError(f"cannot {what}: {cause(error)}") from error
+            ray.shutdown()  # what has started
         else:
             break
     return ray

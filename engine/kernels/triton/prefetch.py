@@ -29,4 +29,4 @@ def prefetch_bytes(pointer, size):
 
 def bulky(matrix: Tensor) -> bool:
     """Whether `prefetch_bytes` can take its rows."""
-    return matrix.data_ptr() % 16 == 0 == matrix.shape[1] * matrix.itemsize % 16
+    return matrix.data_ptr() % 16 == 0 == matrix.stride(0) * matrix.itemsize % 16

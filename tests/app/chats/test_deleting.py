@@ -10,6 +10,7 @@ import pytest
 from minichat.features.chats import chats
 from minichat.ui.picture import strips_of
 from tests.app.chats.test_chats import titles, two_chats
+from tests.app.configured import configured
 from tests.app.conftest import run
 
 
@@ -187,9 +188,7 @@ async def test_a_dialog_can_be_drawn_at_any_moment(bench: Callable[..., Any]) ->
 
 @run
 async def test_the_delete_key_can_be_remapped(bench: Callable[..., Any], tmp_path: Any) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"chat.delete" = "alt+q"\n')
+    configured(tmp_path, '[keys]\n"chat.delete" = "alt+q"\n')
     async with bench() as it:
         await it.answered(await it.say("first"))
         await it.pilot.press("alt+d")

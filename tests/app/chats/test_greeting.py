@@ -16,6 +16,7 @@ from engine.start import start
 from minichat.clients.fake import FakeBackend
 from minichat.models.welcome import things_to_try
 from minichat.ui.transcript.greeting import Greeting
+from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 
 LARGER = things_to_try("Qwen3-8B", template=True)
@@ -47,9 +48,7 @@ async def test_another_model_brings_other_examples(bench: Callable[..., Any]) ->
 async def test_the_key_that_sends_and_shows_reasoning_is_named(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"prompt.send" = "alt+enter"\n"prompt.newline" = "enter"\n')
+    configured(tmp_path, '[keys]\n"prompt.send" = "alt+enter"\n"prompt.newline" = "enter"\n')
     async with bench() as it:
         await it.until(lambda: "press Up, then Alt+Enter." in it.screen_text())
         await it.pilot.press("up", "alt+enter")
@@ -62,9 +61,7 @@ async def test_the_key_that_sends_and_shows_reasoning_is_named(
 
 @run
 async def test_the_key_that_stops_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"reply.stop" = "f11"\n')
+    configured(tmp_path, '[keys]\n"reply.stop" = "f11"\n')
     async with bench() as it:
         reply = await it.say("hello")
         it.main.prompt.put("more")

@@ -12,6 +12,7 @@ from engine.api.events import TokenLogprob
 from engine.api.params import Grammar, SamplingParams
 from minichat.session.decoding import KNOBS, Preset, parsed, preset_of, shown, stepped, strategy
 from minichat.ui.transcript import Transcript
+from tests.app.configured import configured
 from tests.app.conftest import run
 from tests.cases import case
 
@@ -176,9 +177,7 @@ async def test_escape_closes_it_and_focuses_the_prompt(bench: Callable[..., Any]
 
 @run
 async def test_it_shows_that_more_fields_exist_than_fit(bench: Callable[..., Any], tmp_path: Path) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"decoding.down" = ["f9", "down"]\n')
+    configured(tmp_path, '[keys]\n"decoding.down" = ["f9", "down"]\n')
     async with bench((80, 22)) as it:
         await it.pilot.press("f3")
         await it.until(lambda: "more" in it.screen_text())

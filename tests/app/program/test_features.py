@@ -10,6 +10,7 @@ import pytest
 
 from minichat.features import BUILT_IN, installed
 from minichat.features.feature import Context, Feature, ScreenCommand
+from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 
 MODULE = Path(__file__).parents[2] / "extending" / "screen" / "minichat_fullness.py"
@@ -76,9 +77,7 @@ async def test_help_and_palette_list_it(bench: Callable[..., Any], site: Path) -
 
 @run
 async def test_the_settings_remap_its_keys(bench: Callable[..., Any], site: Path, tmp_path: Path) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"view.fullness" = "f10"\n"fullness.forget" = "x"\n')
+    configured(tmp_path, '[keys]\n"view.fullness" = "f10"\n"fullness.forget" = "x"\n')
     async with bench((100, 30)) as it:
         assert it.notices() == []
         await it.pilot.press("f9")

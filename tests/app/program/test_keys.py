@@ -12,6 +12,7 @@ from engine.api.request import Finish
 from engine.api.snapshot import SchemeView, Switch
 from minichat.clients.fake import FakeBackend
 from minichat.features.chats.export import export
+from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 from tests.cases import case
 
@@ -51,9 +52,7 @@ async def test_function_keys_in_the_help_close_it_and_act(bench: Callable[..., A
 
 @run
 async def test_a_remapped_key_of_a_dialog_closes_it(bench: Callable[..., Any], tmp_path: Path) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"view.help" = ["f12", "ctrl+t"]\n"program.palette" = "f11"\n')
+    configured(tmp_path, '[keys]\n"view.help" = ["f12", "ctrl+t"]\n"program.palette" = "f11"\n')
     async with bench() as it:
         for key in ("f12", "ctrl+t", "f11"):
             await it.pilot.press(key)
@@ -167,9 +166,7 @@ async def test_the_menu_of_a_message(bench: Callable[..., Any], choice: str, out
 
 @run
 async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any], tmp_path: Path) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"reply.stop_all" = "f11"\n"chat.export" = "f9"\n"view.theme" = "f10"\n')
+    configured(tmp_path, '[keys]\n"reply.stop_all" = "f11"\n"chat.export" = "f9"\n"view.theme" = "f10"\n')
     async with bench() as it:
         await it.pilot.press("f9")
         await it.until(lambda: "Export to a file" in it.screen_text())
@@ -181,9 +178,7 @@ async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any
 
 @run
 async def test_many_mistakes_in_the_settings_are_counted(bench: Callable[..., Any], tmp_path: Path) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
+    configured(tmp_path, "[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
     async with bench((120, 40)) as it:
         await it.until(lambda: any("3 more problems" in each for each in it.notices()))
         assert sum("is unknown" in each for each in it.notices()) == 4
@@ -250,11 +245,10 @@ async def test_escape_shows_the_chat_before_it_stops_the_reply(bench: Callable[.
 
 @run
 async def test_help_lists_the_current_keys(bench: Callable[..., Any], tmp_path: Path) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(
+    configured(
+        tmp_path,
         '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f9"\n'
-        '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n'
+        '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n',
     )
     async with bench((75, 160)) as it:
         await it.pilot.press("f1")
@@ -299,11 +293,10 @@ async def test_the_filter_of_the_help_accepts_braces(bench: Callable[..., Any]) 
 async def test_the_arrows_of_drawers_and_monitor_can_be_remapped(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(
+    configured(
+        tmp_path,
         '[keys]\n"decoding.up" = "k"\n"decoding.down" = ["j", "down"]\n"decoding.more" = "l"\n'
-        '"quantization.down" = "j"\n"monitor.down" = "j"\n"monitor.right" = "l"\n"tokens.right" = "f7"\n'
+        '"quantization.down" = "j"\n"monitor.down" = "j"\n"monitor.right" = "l"\n"tokens.right" = "f7"\n',
     )
     backend = FakeBackend([snapshot(schemes=SCHEMES), snapshot(1, running=(0, 1), schemes=SCHEMES)])
     async with bench((120, 160), backend=backend) as it:
@@ -360,9 +353,7 @@ def last_line(it: Any) -> str:
 async def test_the_key_bar_lists_the_keys_of_the_focused_widget(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"monitor.order" = "ctrl+t"\n')
+    configured(tmp_path, '[keys]\n"monitor.order" = "ctrl+t"\n')
     async with bench((120, 40)) as it:
         assert "order" not in last_line(it)
         await it.pilot.press("alt+m")

@@ -16,6 +16,7 @@ from minichat.features.leaving import RESTART
 from minichat.models.welcome import found_here
 from minichat.shell.terminal import Terminal
 from tests import impatient
+from tests.app.configured import configured
 from tests.app.conftest import Clock, run, snapshot
 from tests.cases import case, soak
 
@@ -322,9 +323,7 @@ async def test_the_palette_lists_every_command(bench: Callable[..., Any]) -> Non
 async def test_keys_can_be_remapped_and_conflicts_are_reported(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"chat.new" = "f9"\n"prompt.send" = "ctrl+s"\n"chat.fork" = "ctrl+q"\n')
+    configured(tmp_path, '[keys]\n"chat.new" = "f9"\n"prompt.send" = "ctrl+s"\n"chat.fork" = "ctrl+q"\n')
     async with bench() as it:
         await it.until(lambda: any("ctrl+q" in notice for notice in it.notices()))
         await it.pilot.press("f9")

@@ -9,6 +9,7 @@ from textual.widgets import Input
 
 from minichat.ui.picture import strips_of
 from tests import impatient
+from tests.app.configured import configured
 from tests.app.conftest import Clock, run
 
 
@@ -77,9 +78,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., A
 @run
 async def test_conflicting_keys_are_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
     """Reports the key, the two actions, and where it is configured."""
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"chat.new" = "f2"\n')
+    settings = configured(tmp_path, '[keys]\n"chat.new" = "f2"\n')
     async with bench() as it:
         (notice,) = (each for each in it.notices() if "f2" in each)
         assert notice == (
@@ -94,9 +93,7 @@ async def test_conflicting_keys_are_reported(bench: Callable[..., Any], tmp_path
 
 @run
 async def test_an_unknown_theme_is_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[screen]\ntheme = "mos"\n')
+    configured(tmp_path, '[screen]\ntheme = "mos"\n')
     async with bench((100, 30)) as it:
         await it.until(lambda: any("'mos' is unknown; did you mean moss?" in s for s in it.notices()))
         assert it.app.theme == "minichat-dark"

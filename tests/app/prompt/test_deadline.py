@@ -9,6 +9,7 @@ import pytest
 from engine.api.params import SamplingParams
 from minichat.clients.address import Address
 from minichat.clients.remote import RemoteBackend
+from tests.app.configured import configured
 from tests.app.conftest import bench, run
 from tests.server.conftest import KEY, dry, serving
 
@@ -16,9 +17,7 @@ __all__ = ["bench"]
 
 
 def write_settings(home: Path, text: str) -> None:
-    settings = home / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(text)
+    configured(home, text)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 from textual.events import Paste
 
+from tests.app.configured import configured
 from tests.app.conftest import run
 
 
@@ -91,9 +92,7 @@ async def test_a_refused_message_can_be_removed_by_undo(bench: Callable[..., Any
 @run
 async def test_enter_can_be_the_key_of_a_new_line(bench: Callable[..., Any], tmp_path: Path) -> None:
     """It has other meanings elsewhere: in the monitor, for example."""
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"prompt.newline" = "enter"\n"prompt.send" = "alt+enter"\n')
+    configured(tmp_path, '[keys]\n"prompt.newline" = "enter"\n"prompt.send" = "alt+enter"\n')
     async with bench() as it:
         await it.pilot.press(*"a", "enter", *"b", "alt+enter")
         await it.until(lambda: it.replies)

@@ -24,6 +24,7 @@ from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import AdapterView
 from minichat.clients.fake import FakeBackend
+from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES, soak
 
@@ -276,9 +277,7 @@ async def test_what_the_engine_refuses_may_be_in_the_settings(
     bench: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Without an option on the command line, "change the options" would mislead."""
-    config = tmp_path / ".config" / "minichat" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[engine]\nquantization = "int3"\n')
+    configured(tmp_path, '[engine]\nquantization = "int3"\n')
     async with bench((100, 30)) as it:
         it.backend.unloadable["tiny"] = BadInput("quantization 'int3': no scheme has that name")
         it.backend.emit(Died(7, 1.0, "it was killed"))

@@ -16,7 +16,7 @@ from engine.kernels.triton.attention.paged import LOG2_E, empty_partials, merge
 from engine.kernels.triton.attention.tiles import dim_padded
 from engine.kernels.triton.attention.work_plan import AttentionWork
 from engine.kernels.triton.launch import launch
-from engine.kernels.triton.prefetch import prefetch_bytes
+from engine.kernels.triton.prefetch import bulky, prefetch_bytes
 from engine.kv.store import KVLayer
 
 
@@ -123,12 +123,11 @@ def attend_latents(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work:
     spec, tile = layer.spec, work.tile
     mixes, sums = empty_partials(spec, work, q.device)
     rank, rotated, keys = spec.value_dim, spec.key_dim - spec.value_dim, layer.keys
-    bulky = keys.data_ptr() % 16 == 0 == keys[0].nbytes % 16
     _attend_latents[(triton.cdiv(spec.heads, tile.padded), len(work.items))](
         out, mixes, sums, q, keys, tables, work.items, spec.scale * LOG2_E, tables.stride(0),
         HEADS=spec.heads, RANK=rank, ROTATED=rotated, BLOCK=layer.block_size, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         RANK_PAD=dim_padded(rank), ROTATED_PAD=dim_padded(rotated), STAGES=tile.stages,
-        FETCH=tile.fetch and bulky, PDL=tile.pdl, num_warps=tile.warps, **launch(tile.pdl),
+        FETCH=tile.fetch and bulky(keys), PDL=tile.pdl, num_warps=tile.warps, **launch(tile.pdl),
     )  # fmt: skip
     merge(out, mixes, sums, spec, work)

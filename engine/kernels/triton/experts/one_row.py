@@ -28,7 +28,7 @@ from engine.kernels.triton.prefetch import bulky, prefetch_bytes
 
 MOST_RANKED = 128  # experts from which a program chooses
 MOST_HELD = 16384  # numbers of weights that a program holds at once
-# Gate and up: about so many bytes of weights a program, or less if there are fewer than so many programs.
+# A program of gate and up reads about this many bytes of weights, or fewer if that leaves too few programs.
 BYTES, PROGRAMS = 24576, 3000
 COPIES = 32  # of the scores, which thousands of warps read at once: a line of the L2 cache serves one by one
 

@@ -25,8 +25,8 @@ from engine.kernels.triton.norm.norm import norm_scaled
 NARROW = 32  # up to this many rows `skinny_gemm` is faster than cuBLAS for any weight
 SMALL = 2**23  # up to this many numbers of a weight it stays faster for more rows
 ENOUGH = 132  # programs that keep a GPU busy
-# One row: inputs, padded, and up to how many outputs a program has how many of them, and warps. All programs
-# run at once, so the next kernel can start. docs/gpu-steps.md has the weights that were timed.
+# Tilings for one row: the weight's inputs, padded, and its most outputs; then a program's outputs and warps.
+# All programs run at once, so the next kernel can start. docs/gpu-steps.md has the weights that were timed.
 NARROW_WEIGHTS = (
     (1024, 4096, 4, 2),
     (2048, 1024, 2, 2), (2048, 18 * ENOUGH, 2, 8), (2048, 28 * ENOUGH, 4, 4),
