@@ -148,6 +148,7 @@ class Copied(RequestEvent):
 class Forked(RequestEvent):
     parent: int
     blocks: int
+    group: int = -1  # the request that both help to answer, if they do
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ def child_of(
 def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:
     """Add a child with the parent's tokens. It shares blocks if the parent runs and a slot is free."""
     if branch(scheduler, parent, child):
-        shared = len(child.blocks)
-        scheduler.emit(events.Forked(scheduler.step, scheduler.clock(), child.id, parent.id, shared))
-    else:
+        shared, now = len(child.blocks), scheduler.clock()
+        scheduler.emit(events.Forked(scheduler.step, now, child.id, parent.id, shared, child.group))
+    elif child.group < 0:  # a group was queued as a whole
         scheduler.emit(events.Queued(scheduler.step, scheduler.clock(), child.id, child.prompt_len))
 
 

@@ -171,7 +171,7 @@ class OutputProcessor:
         if (samples := self._samples.get(request.group)) and not samples.whole:
             for child, reply in samples.start_others():
                 self._replies[child.id] = reply
-                forks.branch(self._scheduler, request, child)
+                forks.fork(self._scheduler, request, child)
         if request.guide:
             request.guide.read(request.tokens)
         finish = self._replies[row.request].take(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from engine.api.events import Event
+from engine.api.events import Event, Forked
 from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.session.conversation import Conversation
@@ -71,6 +71,8 @@ class EngineWatch:
                     self.cut = f"no link{self._seen}"
                 case LinkLost(ended=True) | LinkBack():
                     self.cut = ""
+                case Forked(request=request, group=group) if group in self.owners:
+                    self.owners.setdefault(request, self.owners[group])
         self._signals.events(events)
         if self.cut != before:
             self._show_again()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import BadInput, BadParams
+from engine.api.events import Event, Forked, Queued
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
@@ -51,6 +52,16 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
     computed = sum(row.length for step in engine.runner.steps for row in step.rows)
     assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token to sample the next
     assert result.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
+
+
+def test_events_name_the_request_that_the_other_replies_answer() -> None:
+    engine = ledger_engine()
+    seen: list[Event] = []
+    engine.bus.subscribe(seen.append)
+    engine.submit([3] * 40, SamplingParams(max_tokens=1, n=3, seed=0), Outputs())
+    drain_ledger(engine)
+    assert [event.request for event in seen if isinstance(event, Queued)] == [0]
+    assert [(e.request, e.parent, e.group) for e in seen if isinstance(e, Forked)] == [(1, 0, 0), (2, 0, 0)]
 
 
 def test_more_replies_than_a_step_has_tokens() -> None:
