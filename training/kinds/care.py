@@ -18,7 +18,8 @@ from training.phrasing import any_of, made_up, muddled, roughly
 SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
 NEAR = {
     "leave": 0.3,
-    "world": 0.36,
+    "world": 0.32,
+    "noted": 0.12,
     "this": 0.1,
     "lost": 0.08,
     "stop": 0.05,
@@ -99,6 +100,8 @@ def ordinary(rng: Random, held_out: bool = False) -> list[Exchange]:
         message = message if rng.random() < 0.8 else rng.choice(LEADS) + message[0].lower() + message[1:]
         message = roughly(rng, message)
         message = message.replace("'", "") if rng.random() < 0.35 else message
+    if "say" in topic:
+        return [Exchange(message, rng.choice(topic["say"]), Terms(tuple(topic["must"])))]
     if "fact" not in topic:
         return [Exchange(message, KNOW, Honest())]
     fact = next(fact for fact in all_facts() if fact.id == topic["fact"])
