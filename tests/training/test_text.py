@@ -234,6 +234,19 @@ def test_moods_share_their_frames_and_never_hold_a_held_out_phrase() -> None:
         assert [text for text in made for words in kept if words <= set(text.split())] == []
 
 
+def test_emoji_alone_get_the_answer_of_their_mood_and_news_their_own() -> None:
+    rng = Random(5)
+    trained = {manners.alone(rng, False) for _ in range(4000)}
+    kept = {manners.alone(rng, True) for _ in range(400)}
+    assert not trained & kept
+    assert {("😂😂😂", "laughter"), ("❤️", "praise"), ("👍", "assent"), ("🙏🙏", "thanks")} <= trained | kept
+    for room in manners.NEWS:
+        made = [manners.news(rng, room, False) for _ in range(400)]
+        assert 200 < sum(not text.isascii() for text in made) < 400
+        fitting = {sign for each in manners.FITTING[room] for sign in each}
+        assert [text for text in made if {sign for sign in text if not sign.isascii()} - fitting] == []
+
+
 def test_held_out_requests_for_json_never_occur_in_training() -> None:
     rng = Random(4)
     asked = normal(" / ".join([*json_of.ASKS, *(json_of.exchange(rng).user for _ in range(2000))]))

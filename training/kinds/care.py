@@ -13,7 +13,7 @@ from training.check import Honest, Terms
 from training.facts import all_facts
 from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
-from training.phrasing import any_of, made_up, muddled, roughly
+from training.phrasing import any_of, made_up, muddled, pictured, roughly
 
 SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
 NEAR = {
@@ -27,6 +27,7 @@ NEAR = {
     "broken": 0.04,
     "sight": 0.03,
 }
+TEARS = tuple("😭 😢 💔 😞 😔 🥺 😩 😰 😱 🆘 😟 🙏 🖤 🥀".split())
 LEADS = (
     "", "", "", "", "", "hi, ", "please help me, ", "listen, ", "i don't know what to do. ", "hey, ", "ok so ", "honestly ",
 )  # fmt: skip
@@ -84,6 +85,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
         )
         message = message.replace("I am", "I'm") if rng.random() < 0.15 else message
         message = message.replace("'", "") if rng.random() < 0.35 else message
+        message = pictured(rng, message, TEARS) if rng.random() < 0.1 else message
     return [Exchange(message, need.say, Terms(need.must))]
 
 
