@@ -22,6 +22,7 @@ from training.kinds import (
     lists,
     manners,
     numbers,
+    slots,
     unknown,
     wishes,
 )
@@ -296,6 +297,15 @@ def test_no_test_question_is_trained_on() -> None:
     rng = Random(1)
     free = (conversation(rng) for _ in range(3000))
     assert any(normal(e.user) == common for item in free if isinstance(item, Chat) for e in item.exchanges)
+
+
+def test_words_of_the_answers_are_spelled_and_no_held_out_word_is_among_them() -> None:
+    spelled = set(slots.of_the_answers())
+    assert {"deadline", "temperature", "machines"} <= spelled
+    rng = Random(5)
+    kept = {slots.a_word(rng, held_out=True) for _ in range(3000)}
+    assert not spelled & kept and len(kept) > 300
+    assert len(spelled & {slots.a_word(rng, held_out=False) for _ in range(3000)}) > 300
 
 
 def test_the_same_seed_gives_the_same_text() -> None:
