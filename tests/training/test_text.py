@@ -301,10 +301,10 @@ def test_no_test_question_is_trained_on() -> None:
 
 def test_words_of_the_answers_are_spelled_and_no_held_out_word_is_among_them() -> None:
     spelled = set(slots.of_the_answers())
-    assert {"deadline", "temperature", "machines"} <= spelled
+    assert {"deadline", "temperature", "distance"} <= spelled
     rng = Random(5)
     kept = {slots.a_word(rng, held_out=True) for _ in range(3000)}
-    assert not spelled & kept and len(kept) > 300
+    assert not spelled & kept and len(kept) > 200
     assert len(spelled & {slots.a_word(rng, held_out=False) for _ in range(3000)}) > 300
 
 
