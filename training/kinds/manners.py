@@ -136,11 +136,12 @@ _FITTING = {
     "sorrow": "😢 😭 😞 😔 💔 🥺 😩 ☹️ 😟 😿 😥 😓 🙁", "joy": "🥳 🎉 😊 😎 😁 😀 🙂 🎊 😃 😄 ✨ 🤩 😇 🍾 ☀️ 🎂", "laughter": "😂 🤣 😆 😹 😅 💀 😝 😜", "assent": "👍 👌 ✅ 👍🏻 👍🏽 🆗 ✔️ 🫡", "puzzled": "🤔 ❓ 🤷 😕 🤖 👀 🐱 🐶 🌍 ☕ 🚀 🍕 🦊 🧐 ⚽ 🎵",
 }  # fmt: skip
 FITTING = {room: pictures.split() for room, pictures in _FITTING.items()}
+CHEERFUL = ("greetings", "thanks", "praise", "laughter", "assent")  # where emoji of joy fit, too
 NEWS = {  # asks for nothing; the last two of each are held out
     "joy": (
         "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our club|My school] [won|just won][ today| the match| the cup|||]",
         "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
-        "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|yes|woohoo|hooray|finally|party time|lets go|yesss|whoop]",
+        "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
         "I was accepted at the conservatory", "Our bakery just opened its doors",
     ),
     "sorrow": (
@@ -260,7 +261,8 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
             rng, phrase + rng.choice(("", ".", "!", "?" if room == "feelings" else "")), slips=0.05
         )
         if room in FITTING and rng.random() < 0.15:
-            phrase = pictured(rng, phrase, FITTING[room])
+            glad = FITTING["joy"] if room in CHEERFUL else ()
+            phrase = pictured(rng, phrase, (*FITTING[room], *glad))
     return [_answered(rng, phrase, room)]
 
 
