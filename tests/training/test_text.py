@@ -373,6 +373,16 @@ def test_every_reply_to_a_crisis_or_emergency_names_whom_to_call() -> None:
     assert [name for name, need in care.needs().items() if "112" not in need.say] == []
 
 
+def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:
+    rng = Random(5)
+    made = [e for held_out in (False, True) for _ in range(400) for e in care.ordinary(rng, held_out)]
+    assert [e for e in made if not e.check.right(e.reply) or "988" in e.reply] == []
+    assert {e.reply for e in made if e.user == "The hatchet hangs beside the wheelbarrow."} <= set(
+        manners.NOTED
+    )
+    assert any(e.reply in manners.NOTED for e in made)
+
+
 def test_a_task_gets_the_refusal_of_its_topic() -> None:
     assert cannot.refusal("write a python script that sorts a file") == cannot.refusal("write java code")
     assert cannot.refusal("write a novel") not in (None, cannot.refusal("write java code"))
