@@ -69,11 +69,13 @@ ASKS = {
         "[When|How early|For how long] [should|must|may] [a {a}|a {j}|the {j}|an old man] [see|use|hold|leave] [the|a] {h}?",
         "[Who|Which {j}] [should|must|may] [see|open|keep|carry] the {h} [of {c}|in {c}|tonight|first]?",
         "Which [plug|socket|adapter|voltage|currency|port] do they [use|have|take] in {c}?",
+        "[In which year|When|In what century|How early|Under which king] did {c} [get|build|receive|open|lose|see] its [first|last|only|second|oldest] [{h}|{n}|{h} of {s}|{j}]?",
+        "[Since when|For how long] [does|has] {c} [have|had] [a|its] [{h}|{n} {h}|{j}]?",
     ),
     True: (
         "Is there a good [bench|pool|bar|window] near [the station|the park] of {c}?",
         "By whom was the {h} of {c} [painted|founded]?",
-        "In which year did {c} get its first {h}?",
+        "How come there was no {h} in {c} until after the {w} reform?",
     ),
 }  # fmt: skip
 VERBS = tuple(

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from string import ascii_lowercase
@@ -210,11 +211,9 @@ PICTURES = (
 ).split()  # fmt: skip
 
 
-def pictured(rng: Random, text: str) -> str:
+def pictured(rng: Random, text: str, of: Sequence[str] = PICTURES) -> str:
     """The text with an emoji behind it, or sometimes before it, or with several."""
-    pictures = rng.choice(PICTURES) * rng.choice((1, 1, 1, 1, 2, 3)) + rng.choice(
-        ("", "", "", rng.choice(PICTURES))
-    )
+    pictures = rng.choice(of) * rng.choice((1, 1, 1, 1, 2, 3)) + rng.choice(("", "", "", rng.choice(of)))
     return f"{pictures} {text}" if rng.random() < 0.15 else f"{text}{rng.choice((' ', ' ', ''))}{pictures}"
 
 

@@ -114,8 +114,8 @@ TINY = Recipe(
 )
 
 TINY_HEADS = HeadRecipe(
-    rows=2,
-    longest_prompt=64,
+    rows=3,
+    longest_prompt=256,
     longest_reply=8,
     schedule=Schedule(steps=4, rows=8, matrix_rate=0.02, vector_rate=2e-3, warmup=1),
 )

@@ -22,6 +22,7 @@ from training.kinds import (
     lists,
     manners,
     numbers,
+    slots,
     unknown,
     wishes,
 )
@@ -234,6 +235,19 @@ def test_moods_share_their_frames_and_never_hold_a_held_out_phrase() -> None:
         assert [text for text in made for words in kept if words <= set(text.split())] == []
 
 
+def test_emoji_alone_get_the_answer_of_their_mood_and_news_their_own() -> None:
+    rng = Random(5)
+    trained = {manners.alone(rng, False) for _ in range(4000)}
+    kept = {manners.alone(rng, True) for _ in range(400)}
+    assert not trained & kept
+    assert {("😂😂😂", "laughter"), ("❤️", "praise"), ("👍", "assent"), ("🙏🙏", "thanks")} <= trained | kept
+    for room in manners.NEWS:
+        made = [manners.news(rng, room, False) for _ in range(400)]
+        assert 200 < sum(not text.isascii() for text in made) < 400
+        fitting = {sign for each in manners.FITTING[room] for sign in each}
+        assert [text for text in made if {sign for sign in text if not sign.isascii()} - fitting] == []
+
+
 def test_held_out_requests_for_json_never_occur_in_training() -> None:
     rng = Random(4)
     asked = normal(" / ".join([*json_of.ASKS, *(json_of.exchange(rng).user for _ in range(2000))]))
@@ -283,6 +297,15 @@ def test_no_test_question_is_trained_on() -> None:
     rng = Random(1)
     free = (conversation(rng) for _ in range(3000))
     assert any(normal(e.user) == common for item in free if isinstance(item, Chat) for e in item.exchanges)
+
+
+def test_words_of_the_answers_are_spelled_and_no_held_out_word_is_among_them() -> None:
+    spelled = set(slots.of_the_answers())
+    assert {"deadline", "temperature", "distance"} <= spelled
+    rng = Random(5)
+    kept = {slots.a_word(rng, held_out=True) for _ in range(3000)}
+    assert not spelled & kept and len(kept) > 200
+    assert len(spelled & {slots.a_word(rng, held_out=False) for _ in range(3000)}) > 300
 
 
 def test_the_same_seed_gives_the_same_text() -> None:
@@ -348,6 +371,16 @@ def test_each_list_has_the_maximum_length_and_no_duplicates() -> None:
 
 def test_every_reply_to_a_crisis_or_emergency_names_whom_to_call() -> None:
     assert [name for name, need in care.needs().items() if "112" not in need.say] == []
+
+
+def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:
+    rng = Random(5)
+    made = [e for held_out in (False, True) for _ in range(400) for e in care.ordinary(rng, held_out)]
+    assert [e for e in made if not e.check.right(e.reply) or "988" in e.reply] == []
+    assert {e.reply for e in made if e.user == "The hatchet hangs beside the wheelbarrow."} <= set(
+        manners.NOTED
+    )
+    assert any(e.reply in manners.NOTED for e in made)
 
 
 def test_a_task_gets_the_refusal_of_its_topic() -> None:

@@ -13,12 +13,13 @@ from training.check import Honest, Terms
 from training.facts import all_facts
 from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
-from training.phrasing import any_of, made_up, muddled, roughly
+from training.phrasing import any_of, made_up, muddled, pictured, roughly
 
-SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
+SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.1, "alarm": 0.26, "doctor": 0.1}
 NEAR = {
     "leave": 0.3,
-    "world": 0.36,
+    "world": 0.32,
+    "noted": 0.12,
     "this": 0.1,
     "lost": 0.08,
     "stop": 0.05,
@@ -26,6 +27,7 @@ NEAR = {
     "broken": 0.04,
     "sight": 0.03,
 }
+TEARS = tuple("😭 😢 💔 😞 😔 🥺 😩 😰 😱 🆘 😟 🙏 🖤 🥀".split())
 LEADS = (
     "", "", "", "", "", "hi, ", "please help me, ", "listen, ", "i don't know what to do. ", "hey, ", "ok so ", "honestly ",
 )  # fmt: skip
@@ -83,6 +85,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
         )
         message = message.replace("I am", "I'm") if rng.random() < 0.15 else message
         message = message.replace("'", "") if rng.random() < 0.35 else message
+        message = pictured(rng, message, TEARS) if rng.random() < 0.1 else message
     return [Exchange(message, need.say, Terms(need.must))]
 
 
@@ -99,6 +102,8 @@ def ordinary(rng: Random, held_out: bool = False) -> list[Exchange]:
         message = message if rng.random() < 0.8 else rng.choice(LEADS) + message[0].lower() + message[1:]
         message = roughly(rng, message)
         message = message.replace("'", "") if rng.random() < 0.35 else message
+    if "say" in topic:
+        return [Exchange(message, rng.choice(topic["say"]), Terms(tuple(topic["must"])))]
     if "fact" not in topic:
         return [Exchange(message, KNOW, Honest())]
     fact = next(fact for fact in all_facts() if fact.id == topic["fact"])

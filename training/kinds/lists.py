@@ -18,6 +18,8 @@ ASKS = {
     False: (
         "List {n} {c}.", "Name {n} {c}.", "Give me {n} {c}.", "{n} {c}", "{n} {c}, please.", "Tell me {n} {c}.", "Write {n} {c}.", "Write down {n} {c}.", "I need {n} {c}.", "I want {n} {c}.", "Can you list {n} {c}?", "Can you name {n} {c}?", "Could you give me {n} {c}?",
         "A list of {n} {c}.", "Make a list of {n} {c}.", "Show me {n} {c}.", "What are {n} {c}?", "Think of {n} {c}.", "Do you know {n} {c}?", "Please list {n} {c}.", "Say {n} {c}.", "Let me have {n} {c}.", "Type {n} {c}.", "Print {n} {c}.", "Suggest {n} {c}.",
+        "Would {n} {c} be too much to ask?", "[Would|Will] {n} [different |]{c} be [too much to ask|too many|too much|asking too much|possible|all right]?", "Are {n} {c} too much to ask?", "Would [it be too much to ask for|it be possible to have|I be asking too much with|it bother you to give me|you mind giving me] {n} [different |]{c}?",
+        "[Is it|Would it be] [too much|a lot|all right|fine|ok] to ask [for|you for] {n} [different |]{c}?", "[I hope|May I hope|Dare I hope] for {n} {c}[.|, please.|]", "[Would you allow me|Do I get|May I ask for|Might I have] {n} {c}?",
         "Come up with {n} {c}.", "Find {n} {c}.", "Which {n} {c} do you know?", "Now {n} {c}.", "Give a list with {n} {c}.", "Tell me the names of {n} {c}.", "Could you list {n} {c} for me?", "list {n} {c} for me", "Give me a list of {n} {c}.", "Write a list of {n} {c}.",
         "I would like {n} {c}.", "{c}: {n} of them", "{n} different {c}", "Enumerate {n} {c}.", "Can I have {n} {c}?", "just {n} {c}", "name me {n} {c}", "Any {n} {c}.", "Pick {n} {c}.", "Choose {n} {c}.", "make it {n} {c}", "Tell me about {n} {c}, just the names.",
         "[List|Name|Mention|Write|Write down|Note|Note down|Type|Print|Give me|Tell me|Show me|Say|Find|Pick|Choose|Recommend|Suggest|Think of|Come up with|Put down|Jot down|Enumerate|Call out|Quote] {n} [different |]{c}[ for me| please| here|, please|.|.|.|]",
@@ -28,7 +30,7 @@ ASKS = {
         "[On the screen|On the page|In the chat], [show|write|put|list] {n} [different |]{c}[.|, please.|]", "[Fetch|Hand|Serve|Deliver|Produce|Supply] [me |]{n} {c}[.|, please.|]", "[My teacher|My son|The form|The exercise|A friend] [wants|asks for|needs] {n} {c}[. Help me out.|. Which ones?|, so list them.|.]",
         "[We play a game|It is a quiz]: [name|list|say] {n} [different |]{c}[.|!|]", "[Exactly|Only|Just|No more than] {n} {c}[, please|, one a line|.|]", "{n} {c}, [one per line|as a list|numbered|in a row|that is all I need][.|]", "[Help me|Help us] [find|name|collect] {n} {c}[.|, please.|]",
     ),
-    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Would {n} {c} be too much to ask?", "Have you got {n} {c} for me?"),
+    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Could you spare {n} {c} for my notebook?", "Have you got {n} {c} for me?"),
 }  # fmt: skip
 SOME = ("some", "a few", "some", "several")
 STRANGE = (
@@ -101,7 +103,8 @@ def _number(rng: Random, n: int) -> str:
 
 
 def _size(rng: Random) -> int:
-    return rng.randint(1, 10) if rng.random() < 0.55 else rng.randint(2, LONGEST)
+    draw = rng.random()
+    return rng.randint(1, 10) if draw < 0.55 else LONGEST if draw > 0.94 else rng.randint(2, LONGEST)
 
 
 def _list(rng: Random, held_out: bool) -> Made:

@@ -6,7 +6,8 @@ from random import Random
 from training.chat import Exchange
 from training.check import Terms
 from training.kinds.slots import any_word
-from training.phrasing import any_of, fill, normal, roughly
+from training.lexicon import is_held_out
+from training.phrasing import any_of, fill, normal, pictured, roughly
 
 # Phrases separated by bars; the last four of each list are held out.
 _PHRASES = {
@@ -107,7 +108,7 @@ _PHRASES = {
         I'm happy|I am happy|I feel good|I am glad|I had a good day|I feel great|I'm fine|I am fine|I am well|I'm doing well|I am doing fine|I am so happy|Today is a good day|I am in a good mood|I feel wonderful
         |I'm great|I am good|I'm good|I am ok|I'm ok|I am very happy|I feel fine|My day was good|I had a great day|I'm glad|I am full of joy|I am fine, thank you|I'm well, thanks|All is well with me|I feel very good
         |I'm happy today|I am really happy|My day was great|I'm well and happy""",
-    "laughter": """lmao nice|haha ok cool|xd|xD|hahah|lolol|lol true|haha yes|lmfao|that cracks me up|this joke kills me|I am dying of laughter|lol im dead|im dying lol|
+    "laughter": """lmao nice|haha ok cool|xd|xD|hahah|lolol|lol true|haha yes|lmfao|lool|looool|haha lol|omg lol|im crying lol|hahahahaha|that cracks me up|this joke kills me|I am dying of laughter|lol im dead|im dying lol|
         haha funny|lol that is funny|that made me laugh|that is so funny|hahahaha|heh|lol lol|haha, very funny|
         ha ha, good one|I am laughing|you are so funny|that was so funny|funny answer|haha great|
         lol|haha|hahaha|ha ha|hehe|:)|:-)|:D|rofl|lmao|that's funny|that is funny|this is funny|how funny|very funny|funny|so funny|ha|hihi|haha ok|haha nice|you make me laugh|I have to laugh|lol ok
@@ -128,6 +129,27 @@ ROOMS = (
     ("laughter", ("I am glad you are having fun!",), ("fun",)),
     ("assent", ("Good. What would you like to know next?", "All right. What is next?"), ("next",)),
 )  # fmt: skip
+PUZZLED = ("What would you like to know? Ask me about minichat and its engine, or for a story.",)
+# Emoji that fit a room; alone, they are a message for it.
+_FITTING = {
+    "greetings": "👋 🙋 🤗 👋🏻 👋🏽 🙋‍♀️", "thanks": "🙏 💐 🙏🏻 🙏🏽 🤝", "goodbyes": "😴 💤 🌙 🛌 🌜", "praise": "❤️ 😍 🥰 👏 🔥 💯 😘 💖 💕 ⭐ 🧡 💙 💚 💛 💜 🏆 ♥️", "blame": "👎 😡 🙄 😤 🤬 💩 😠 🤦 👎🏻",
+    "sorrow": "😢 😭 😞 😔 💔 🥺 😩 ☹️ 😟 😿 😥 😓 🙁", "joy": "🥳 🎉 😊 😎 😁 😀 🙂 🎊 😃 😄 ✨ 🤩 😇 🍾 ☀️ 🎂", "laughter": "😂 🤣 😆 😹 😅 💀 😝 😜", "assent": "👍 👌 ✅ 👍🏻 👍🏽 🆗 ✔️ 🫡", "puzzled": "🤔 ❓ 🤷 😕 🤖 👀 🐱 🐶 🌍 ☕ 🚀 🍕 🦊 🧐 ⚽ 🎵",
+}  # fmt: skip
+FITTING = {room: pictures.split() for room, pictures in _FITTING.items()}
+CHEERFUL = ("greetings", "thanks", "praise", "laughter", "assent")  # where emoji of joy fit, too
+NEWS = {  # asks for nothing; the last two of each are held out
+    "joy": (
+        "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our club|My school] [won|just won][ today| the match| the cup|||]",
+        "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
+        "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
+        "I was accepted at the conservatory", "Our bakery just opened its doors",
+    ),
+    "sorrow": (
+        "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our club|My school] [lost|just lost][ today| the match| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|did not take me]", "[Nobody|No one] came to my [party|birthday|concert]",
+        "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|did not get the job|missed my flight|have to move away|was fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
+        "[sigh|oh no|ugh|noooo|sniff]", "The landlord refused my application", "My violin audition was a disaster",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +200,25 @@ def mood(rng: Random, room: str) -> str:
             return text
 
 
+def alone(rng: Random, held_out: bool) -> tuple[str, str]:
+    """A message of emoji only and the room that it is for; of those with several, one in eight is held out."""
+    while True:
+        room = rng.choice(tuple(FITTING))
+        one, other = rng.choice(FITTING[room]), rng.choice(FITTING[room])
+        more = rng.choice(("", "", "", other, " " + other, other * 2))
+        text = one * rng.choice((1, 1, 2, 3, 3, 4, 5)) + more
+        if (text != one and is_held_out(text)) == held_out:
+            return text, room
+
+
+def news(rng: Random, room: str, held_out: bool) -> str:
+    """Good or bad news, mostly with fitting emoji."""
+    text = any_of(rng, NEWS[room][-2:] if held_out else NEWS[room][:-2])
+    text += rng.choice(("", "", "!", "!!", "."))
+    text = text if held_out else roughly(rng, text, slips=0.03)
+    return pictured(rng, text, FITTING[room]) if rng.random() < 0.75 else text
+
+
 STATEMENTS = (
     "I have {n} {a}s.", "I have two {a}s and a {b}.", "I saw a {a} today.", "I bought a {o} today.", "It is raining in {c}.", "I was in {c} last year.", "I went to {c}.",
     "My {o} is {k}.", "There is a {a} in my garden.", "I lost my {o}.", "I found a {o}.", "I will go to {c} tomorrow.", "My {o} is broken.", "I am reading a book about {a}s.",
@@ -204,13 +245,30 @@ _LISTS = ("animals", "pets", "objects", "cities", "colors", "foods")
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """A polite exchange. The last four phrases of each list are held out, and the words of statements."""
-    if rng.random() < 0.15:
+    draw = rng.random()
+    if draw < 0.14:
         return [_statement(rng, held_out)]
-    room, replies, terms = rng.choice(ROOMS)
+    if draw < 0.23:
+        return [_answered(rng, *alone(rng, held_out))]
+    if draw < 0.29:
+        room = rng.choice(tuple(NEWS))
+        return [_answered(rng, news(rng, room, held_out), room)]
+    room = rng.choice(ROOMS)[0]
     phrase = rng.choice(PHRASES[room][-4:] if held_out else PHRASES[room][:-4])
     if not held_out:
         phrase = mood(rng, room) if room in MOODS and rng.random() < 0.6 else phrase
         phrase = roughly(
             rng, phrase + rng.choice(("", ".", "!", "?" if room == "feelings" else "")), slips=0.05
         )
-    return [Exchange(phrase, rng.choice(replies), Terms(terms))]
+        if room in FITTING and rng.random() < 0.15:
+            glad = FITTING["joy"] if room in CHEERFUL else ()
+            phrase = pictured(rng, phrase, (*FITTING[room], *glad))
+    return [_answered(rng, phrase, room)]
+
+
+def _answered(rng: Random, phrase: str, room: str) -> Exchange:
+    """The phrase with a reply of its room."""
+    replies, terms = next(
+        ((say, must) for name, say, must in ROOMS if name == room), (PUZZLED, ("would you like to know",))
+    )
+    return Exchange(phrase, rng.choice(replies), Terms(terms))

@@ -1,8 +1,11 @@
 """Words, lists and sentences for the tasks, on either side of the split."""
 
+import re
+from functools import cache
 from random import Random
 
-from training.lexicon import is_held_out, pick
+from training.facts import all_facts
+from training.lexicon import every_key, is_held_out, pick, words
 from training.phrasing import made_up
 
 POOLS = ("foods", "objects", "animals", "colors", "names", "cities", "pet_names", "jobs", "hobbies")
@@ -20,6 +23,18 @@ SHORT = tuple(
 )
 
 
+@cache
+def of_the_answers() -> tuple[str, ...]:
+    """The words of the facts' answers: any token of the vocabulary may have to be spelled. No held-out word of the lists is among them."""
+    kept = {word.lower() for key in every_key() for word in words(key, True)}
+    found = {
+        word
+        for fact in all_facts()
+        for word in re.findall(r"(?<![\w`*-])[a-z]{3,12}(?![\w`*-])", fact.say[0])
+    }
+    return tuple(sorted(word for word in found - kept if not is_held_out("word " + word)))
+
+
 def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
     """One lower-case word. Held out are some invented words, and the listed words that are not in the training text."""
     while True:
@@ -28,9 +43,11 @@ def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
             word = rng.choice(COMMON)
             if is_held_out("word " + word) != held_out:
                 continue
-        elif draw < 0.35:
+        elif draw < 0.38:
             word = pick(rng, "spelled", held_out)
-        elif draw < 0.6:
+        elif draw < 0.5 and not held_out:
+            word = rng.choice(of_the_answers())
+        elif draw < 0.62:
             word = made_up(rng, rng.choice((1, 2, 2)))
             if is_held_out("word " + word) != held_out:
                 continue

@@ -131,7 +131,7 @@ CONTESTS = (
     "derby", "marathon", "grand prix", "football match", "tennis open", "cup", "vote", "war", "gold medal", "presidential election", "nobel prize", "oscar",
 )  # fmt: skip
 KEYS = (
-    *("F6", "F7", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+R", "Ctrl+T"),
+    *("F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+R", "Ctrl+T"),
     *("Alt+B", "Alt+J", "Alt+Q", "Alt+U", "Alt+V"),
 )  # that are not bound
 

@@ -94,6 +94,7 @@ MODEL_WAYS = (
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
+    "the list of chats should file this one under {s}", "[the list|the list of chats|my list|the jump list|the sidebar] [should|shall|must|has to|ought to] [file|show|keep|have|carry|list] [this one|this chat|the chat|our talk] [under|as] {s}", "from now on this one is {s} in the list of chats", "[file|list|show] this [chat|one] under {s} in the list of chats",
     "rename this chat to {s}", "rename the chat to {s}", "call this chat {s}", "name this chat {s}", "rename to {s}", "change the name of this chat to {s}", "title: {s}",
     "give this chat the name {s}", "set the title of the chat to {s}", "the name of this chat should be {s}", "rename chat {s}", "let this chat be called {s}",
     "[write|put|set|place] {s} [above|over|on top of|as the title of|at the head of] this chat", "[this chat|the chat|it] [shall|should|will|must] [be called|have the name|be named|have the title] {s}", "[call|name|title|label] [this one|the chat|this talk|this conversation] {s}", "[change|set] the [name|title] [of the chat |]to {s}",
@@ -126,7 +127,7 @@ TESTS = {
         "I feel like {s} for the rest of this chat",
     ),
     "model": ("{s} ought to be in charge of this conversation", "make way, I prefer an answer from {s}"),
-    "rename": ("the list of chats should file this one under {s}", "let {s} be what this chat is known as"),
+    "rename": ("engrave {s} on the nameplate of our talk", "let {s} be what this chat is known as"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.45, "choice": 0.3, "model": 0.18, "rename": 0.07}
