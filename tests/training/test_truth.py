@@ -25,7 +25,7 @@ from training.facts import Fact, all_facts
 from training.kinds.unknown import KEYS
 from training.kinds.wishes import CHOICES, KNOBS
 
-TYPING = ("f6", "f7", "ctrl+y", "ctrl+z")  # keys of the prompt that the facts explain
+TYPING = {"f6", "f7", "ctrl+y", "ctrl+z"}  # keys of the prompt that the facts explain
 ELSEWHERE = {"ssh", "git", "make"}  # the facts name options of these programs, too
 SPELLED = {
     "esc": "escape",
@@ -48,8 +48,9 @@ def keys() -> frozenset[str]:
     """Every bound key, as Textual names it."""
     own = [each for widget in (Knobs, ModelScreen) for each in widget.BINDINGS]
     drawers = [key for each in own for key in getattr(each, "key", "").split(",")]
-    typing = [key for each in TextArea.BINDINGS for key in getattr(each, "key", "").split(",") if key in TYPING]
-    return frozenset([key for each in bound(BUILT_IN) for key in each.keys] + drawers + typing + ["tab", "up"])
+    prompt = {key for each in TextArea.BINDINGS for key in getattr(each, "key", "").split(",")}
+    actions = {key for each in bound(BUILT_IN) for key in each.keys}
+    return frozenset(actions | {*drawers, "tab", "up"} | prompt & TYPING)
 
 
 def textual(key: str) -> str:
