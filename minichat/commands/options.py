@@ -153,9 +153,11 @@ def picture_file(name: str | None) -> Path | None:
     return path
 
 
-def failed(error: EngineError) -> int:
-    """Print the error to standard error and return its exit code."""
-    print(f"minichat: {error}", file=sys.stderr)
+def failed(error: EngineError, options: argparse.Namespace | None = None) -> int:
+    """Print the error, with the line of the settings that it is about. Return its exit code."""
+    places: dict[str, str] = getattr(options, "places", {})
+    blamed = (each for name, each in places.items() if repr(getattr(options, name)) in str(error))
+    print(f"minichat: {next(blamed, '')}{error}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 
 
