@@ -155,9 +155,13 @@ def picture_file(name: str | None) -> Path | None:
 
 def failed(error: EngineError, options: argparse.Namespace | None = None) -> int:
     """Print the error, with the line of the settings that it is about. Return its exit code."""
-    places: dict[str, str] = getattr(options, "places", {})
-    blamed = (each for name, each in places.items() if repr(getattr(options, name)) in str(error))
-    print(f"minichat: {next(blamed, '')}{error}", file=sys.stderr)
+    text = str(error)
+    for name, place in getattr(options, "places", {}).items():
+        value = getattr(options, name)
+        if text.startswith(f"{name}: ") or (isinstance(value, str) and repr(value) in text):
+            text = place + text.removeprefix(f"{name}: ")
+            break
+    print(f"minichat: {text}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 
 
