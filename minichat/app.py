@@ -164,9 +164,9 @@ class MinichatApp(Notices, inherit_bindings=False):
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self.presets.read()
         self._themes.begin()
-        self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         if (name := self.settings.screen.theme) not in (there := self._themes.known.palettes):
-            self.report(f"screen.theme: {name!r} {unknown(name, there)}")
+            self.start.loaded.document.report("screen.theme", f"{name!r} {unknown(name, there)}")
+        self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
         self._signal_loop.set_exception_handler(self.error_boundary.handle_from_loop)

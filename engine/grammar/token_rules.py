@@ -85,10 +85,10 @@ def _clear(bits: np.ndarray, token: int) -> None:
 
 
 def _spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the tokens of a word, and of the same word after a blank, as vLLM does.
+    """Return the tokens of a word, and of the same word after a blank.
 
-    The second spelling counts if the blank is part of the first token.
+    If the blank is a token of its own, the first spelling covers the second. vLLM leaves out the second
+    also where it has another number of tokens, as when " block" is one token and "block" two.
     """
     plain, blank = (tuple(tokenizer.encode(lead + word.lstrip())) for lead in ("", " "))
-    joined = blank if len(blank) == len(plain) and blank[:1] != plain[:1] else ()
-    return [each for each in (plain, joined) if each]
+    return [each for each in dict.fromkeys((plain, blank)) if each and each[1:] != plain]

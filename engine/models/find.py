@@ -24,7 +24,16 @@ Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 def find_model(name: str | None, *, dummy: bool = False, progress: Progress | None = None) -> ModelPlace:
     """Find a model's files, and download them if they are not on this machine; `dummy` needs no weights."""
-    if not name or name == BUILT_IN:
+    name = name or BUILT_IN
+    if (found := look_for(name)) is not None:
+        return found
+    folder = _cached(name, dummy) or _fetched(name, dummy, progress)
+    return ModelPlace(name, folder)
+
+
+def look_for(name: str) -> ModelPlace | None:
+    """The built-in model, or that of a path; None: the name of a hub model. Raises if it is none of these."""
+    if name == BUILT_IN:
         return _built_in()
     path = os.path.expanduser(name)
     if os.path.exists(path):  # false for text that cannot be a path, where pathlib would raise
@@ -34,8 +43,7 @@ def find_model(name: str | None, *, dummy: bool = False, progress: Progress | No
         raise ModelNotFound(
             f"there is no folder or GGUF file {name[:400]!r}, and it is not a valid name of a hub model"
         )
-    folder = _cached(name, dummy) or _fetched(name, dummy, progress)
-    return ModelPlace(name, folder)
+    return None
 
 
 def _built_in() -> ModelPlace:

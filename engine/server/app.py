@@ -105,7 +105,7 @@ def application(startup: Startup, config: ServerConfig, drain: Drain) -> FastAPI
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.origins,
-            allow_methods=["GET", "HEAD", "POST"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["retry-after", "x-request-id"],
         )

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
                 return 1
             return Talk(host, params, options.system, adapter).run()
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
 
 
 class Talk:

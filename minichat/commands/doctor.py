@@ -25,7 +25,7 @@ from engine.kv.tiers.speeds import TierSpeeds, disk_speeds
 from engine.main_memory import free_host_memory, host_memory
 from engine.models import families
 from engine.models.config_json import read_config
-from engine.models.find import find_model
+from engine.models.find import find_model, look_for
 from engine.models.loader import possible_ranks
 from engine.quant import registry as schemes
 from engine.scheduling import policy
@@ -168,11 +168,10 @@ def _settings() -> dict[str, Any]:
     features, misfits = installed()
     keymap(loaded, bound(features))
     themes = load_themes(shipped_themes(), paths.themes)
-    problems = [*misfits, *loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
-    faults = [str(each) for each in problems]
     if (theme := loaded.settings.screen.theme) not in themes.palettes:
-        faults.append(f"screen.theme: {theme!r} {unknown(theme, themes.palettes)}")
-    return {"file": str(paths.settings), "faults": faults}
+        loaded.document.report("screen.theme", f"{theme!r} {unknown(theme, themes.palettes)}")
+    problems = [*misfits, *loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
+    return {"file": str(paths.settings), "faults": [str(each) for each in problems]}
 
 
 def _try_out(loaded: Loaded) -> None:
@@ -185,6 +184,7 @@ def _try_out(loaded: Loaded) -> None:
     except BadInput as error:
         loaded.document.report("engine.device", str(error))
     chosen: dict[str, Callable[[], object]] = {
+        "model": lambda: look_for(engine.model),
         "quantization": lambda: schemes.choose(engine.quantization, device, dtype),
         "policy": lambda: policy.choose(engine.policy),
         "attention": lambda: registry.choose(engine.attention, device, [_SPEC], dtype, kv),
@@ -192,7 +192,7 @@ def _try_out(loaded: Loaded) -> None:
     for name, choose in chosen.items():
         try:
             choose()
-        except BadInput as error:
+        except EngineError as error:
             loaded.document.report(f"engine.{name}", str(error))
 
 

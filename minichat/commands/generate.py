@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         name = _form(options) if error.field == "grammar" else f"{error.field}:"
         return failed(BadInput(f"{name} {error.problem}"))
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
 
 
 def _check_deadline(options: argparse.Namespace) -> None:

@@ -153,9 +153,15 @@ def picture_file(name: str | None) -> Path | None:
     return path
 
 
-def failed(error: EngineError) -> int:
-    """Print the error to standard error and return its exit code."""
-    print(f"minichat: {error}", file=sys.stderr)
+def failed(error: EngineError, options: argparse.Namespace | None = None) -> int:
+    """Print the error, with the line of the settings that it is about. Return its exit code."""
+    text = str(error)
+    for name, place in getattr(options, "places", {}).items():
+        value = getattr(options, name)
+        if text.startswith(f"{name}: ") or (isinstance(value, str) and repr(value) in text):
+            text = place + text.removeprefix(f"{name}: ")
+            break
+    print(f"minichat: {text}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 
 

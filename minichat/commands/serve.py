@@ -25,6 +25,7 @@ from minichat.clients.address import is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.models.watching import watch
+from minichat.plural import plural
 from minichat.shell import interpreter
 from minichat.shell.certificates import password_of
 from minichat.shell.paths import locate, private_folder
@@ -352,7 +353,7 @@ def announce(
     if not keys:
         say("no key is required: anyone who can reach it can use it")
     elif options.api_key_file:
-        say(f"accepting {len(keys)} keys from {options.api_key_file}")
+        say(f"accepting {plural(len(keys), 'key')} from {options.api_key_file}")
     else:
         shown = f": {keys[0]}" if sys.stderr.isatty() else ""
         say(f"the key is in {locate().server_key}{shown}")

@@ -26,6 +26,7 @@ _ENGINE = (
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     loaded = load(paths.settings)
+    given = given_of(options)
     try:
         _refuse_screen_options(options)
         settle(options, loaded.settings)
@@ -37,10 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if first is None:
         from minichat.commands import chat
 
-        report(loaded)
+        report(loaded, options, given)
         return chat.run(options)
     if not _on_screen(options):
-        report(loaded)
+        report(loaded, options, given)
         return _answered(options, first)
     if options.kv_disk is None and options.kv_budget is None:  # other commands keep nothing unless asked to
         options.kv_disk = loaded.settings.engine.kv_disk
@@ -109,10 +110,20 @@ def _answered(options: argparse.Namespace, first: First) -> int:
     return generate.run(options)
 
 
-def report(loaded: Loaded) -> None:
-    """Print what is wrong with the settings, where no screen shows it."""
+def given_of(options: argparse.Namespace) -> set[str]:
+    """The engine's options on the command line. The others come from the settings."""
+    return {name for name in _ENGINE if getattr(options, name, None) is not None}
+
+
+def report(loaded: Loaded, options: argparse.Namespace, given: set[str]) -> None:
+    """Print what is wrong with the settings, where no screen shows it. Later errors name their lines."""
     for each in loaded.problems:
         print(f"minichat: {each}", file=sys.stderr)
+    lines = loaded.document.lines
+    places = {name: lines.get(f"engine.{name}") for name in _ENGINE if name not in given}
+    options.places = {
+        name: f"{loaded.document.file}:{line}: engine.{name}: " for name, line in places.items() if line
+    }
 
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:

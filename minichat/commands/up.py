@@ -9,7 +9,7 @@ from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
-from minichat.commands.tui import report, settle
+from minichat.commands.tui import given_of, report, settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         _fits(resident, options)
         loaded = load(paths.settings)
         if options.no_screen:
-            report(loaded)
+            report(loaded, options, given_of(options))
         settle(options, loaded.settings)
         options.model = identity(options.model)
         engine_config(options)  # validate before anything starts; so does `check` below
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             return attach_to(options, paths, waiting, options.model)
         _wait(waiting)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     print(f"minichat: {resident.goes_on}", file=sys.stderr)
     return 0
 

@@ -47,6 +47,9 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
             for key, given in zip(normal, keys, strict=True)
             if (fault := _fault(key, given, known[name]))
         ]
+        if not faults and not known[name].place and all(map(types, normal)):
+            listed = ", ".join(f'"{key}"' for key in keys)
+            faults.append(f"{listed} would be typed into the prompt; add a key like ctrl+n or f5")
         for fault in faults:
             loaded.document.report(f"keys.{name}", fault)
         if not faults:
@@ -83,6 +86,11 @@ _PUNCTUATION = {normalized(sign): sign for sign in string.punctuation}  # Textua
 def typed_by(key: str) -> str:
     """The character that a key in Textual's notation types; empty: none."""
     return _PUNCTUATION.get(key) or key_to_character(key) or ""
+
+
+def types(key: str) -> bool:
+    """Whether the prompt takes the key as a character."""
+    return (sign := typed_by(key)) != "" and sign.isprintable()
 
 
 def _fault(key: str, given: str, bound: Bound) -> str:

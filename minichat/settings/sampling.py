@@ -57,5 +57,6 @@ def read_params(
                 check(changed.grammar)
             params = changed
         except BadParams as error:
-            report(name, error.problem)
+            other = "" if error.field == name else f"conflicts with {error.field}: "
+            report(name, other + error.problem)
     return params

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from textual.binding import Binding
 from textual.widget import Widget
 
-from minichat.settings.keymap import Bound, typed_by
+from minichat.settings.keymap import Bound, typed_by, types
 
 _NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
 _RUNS = (  # of key names, abbreviated
@@ -20,7 +20,9 @@ class Keys:
     """The keys of commands and widget bindings, by id."""
 
     def __init__(self, bound: Iterable[Bound], keymap: Mapping[str, str]) -> None:
-        self._usual = {each.id: ",".join(each.keys) for each in bound}
+        every = tuple(bound)
+        self._usual = {each.id: ",".join(each.keys) for each in every}
+        self._everywhere = {each.id for each in every if not each.place}
         self.keymap = keymap  # the user's changes
 
     def __contains__(self, id: str) -> bool:
@@ -30,8 +32,11 @@ class Keys:
         return [key for key in self.keymap.get(id, self._usual[id]).split(",") if key]
 
     def name(self, id: str) -> str:
-        """The display name of the first key."""
-        return key_name(",".join(self.of(id)))
+        """The display name of the first key; of a command, of the first one that also works in the prompt."""
+        keys = self.of(id)
+        if id in self._everywhere:
+            keys.sort(key=types)
+        return key_name(",".join(keys))
 
     def names(self, ids: Iterable[str]) -> str:
         """The display names of the first key of each id, with runs abbreviated."""

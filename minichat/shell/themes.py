@@ -217,7 +217,8 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     if not isinstance(about, str):
         document.report("about", f"must be a text, got {literal(about)}")
     if not isinstance(dark, bool):
-        document.report("dark", "is required: true, or false for a light background")
+        says = "is required:" if dark is None else "must be"
+        document.report("dark", f"{says} true, or false for a light background")
     colors = _colors(document, "colours", COLORS, required=True)
     on_map = _colors(document, "map", MAP, required=True)
     syntax = _colors(document, "syntax", SYNTAX)

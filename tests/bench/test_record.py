@@ -331,6 +331,8 @@ def test_a_table_a_plot_and_a_comparison(
         (["memory", "--rows", "0"], "--rows must be at least 1, got 0"),
         (["latency", "--adapter", "a=b"], "bench measures the model without adapters; leave out --adapter"),
         (["latency", "--draft", "pocket"], "--draft has no effect with latency; it is for ablations"),
+        (["latency", "--peer", "vllm=/bin/sh"], "--peer has no effect with latency; it is for peers"),
+        (["memory", "--threads", "2"], "--threads has no effect with memory; it is for peers"),
         (["throughput", "--trace", "no/such"], "--trace no/such: no such file"),
         (["throughput", "--trace", "README.md"], "README.md is not a trace in Azure's or Mooncake's form"),
         (["energy", "--price", "-1"], "--price must be above 0, got -1"),

@@ -94,7 +94,7 @@ def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "minichat" / "presets.toml").write_text("[mine]\ntop_p = 7\n")
     (tmp_path / "minichat" / "themes" / "broken.toml").write_text("x = [")
     faults = json.loads(run("doctor", "--json").out)["settings"]["faults"]
-    named = ("sampling.top_pp", "keys.chat.new", "presets.toml:2", "broken.toml:1", "did you mean dusk?")
+    named = ("sampling.top_pp", "keys.chat.new", "toml:2: screen.theme", "presets.toml:2", "broken.toml:1")
     assert len(faults) == len(named)
     for fault, name in zip(faults, named, strict=True):
         assert name in fault
@@ -107,7 +107,9 @@ def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, t
         ('quantization = "int3"', "engine.quantization: quantization 'int3': no scheme has that name"),
         ('policy = "fast"', "engine.policy: unknown scheduling policy 'fast'"),
         ('attention = "fast"', "engine.attention: attention 'fast': no backend has that name"),
+        ('model = "/no/such"', "engine.model: there is no folder or GGUF file '/no/such'"),
         ('attention = "torch"', ""),
+        ('model = "somebody/a-model-of-the-hub"', ""),
     ],
 )
 def test_settings_that_cannot_be_used_here_are_listed(

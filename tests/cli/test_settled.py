@@ -99,3 +99,19 @@ def test_problems_of_the_settings_are_printed_without_a_screen(
     file.write_text("[engine]\nblocks = 0\n")
     ran = run(*words, "--model", str(tmp_path / "nothing"))
     assert ran.err.startswith(f"minichat: {file}:2: engine.blocks: must be a whole number from 1 ")
+
+
+@pytest.mark.parametrize("words", [("chat", "--plain"), ("chat", "hello")])
+def test_an_error_names_the_line_of_the_settings_that_it_is_about(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    file = tmp_path / "minichat" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("[engine]\npp = 9\ntp = 4\n")
+    assert run(*words).err.startswith(f"minichat: {file}:2: engine.pp: the model has 8 layers, so it can ")
+    file.write_text('[engine]\nblocks = 40\nmodel = "/no/such"\n')
+    place, says = f"{file}:3: engine.model: ", "there is no folder or GGUF file '/no/such'"
+    assert run(*words).err.startswith(f"minichat: {place}{says}")
+    assert run(*words, "--model", "/no/such").err.startswith(f"minichat: {says}"), "this one is no setting"

@@ -13,6 +13,8 @@ from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.grammar.token_rules import RuledState, TokenRules
+from engine.models.find import find_model
+from engine.text.tokenizer import Tokenizer
 from tests.grammar.test_replies import LETTERS, OTHER, PLAIN, PROMPT, WARM, reply_of
 from tests.grammar.walks import allowed, request, tokenizer
 from tests.runner.letters import EOS, VOCAB, byte_tokenizer
@@ -46,7 +48,7 @@ def test_words_are_banned_as_in_a_plain_search(
 
 
 def test_both_spellings_of_a_word_are_banned() -> None:
-    """As in vLLM: with a blank before it, too, if that is one token with its start."""
+    """With a blank before it, too, if that is one token with its start."""
     every = set(range(VOCAB))
     plain, blank = (tokenizer().encode(text) for text in ("the", " the"))
     assert len(plain) == len(blank) == 1, "the tokenizer has these words as single tokens"
@@ -54,6 +56,16 @@ def test_both_spellings_of_a_word_are_banned() -> None:
     assert allowed(request(None, bad_words=("ab",))) == every
     assert allowed(request(None, [A], bad_words=("ab",))) == every - {B}
     assert allowed(request(None, [A, C], bad_words=("ab",))) == every
+
+
+def test_a_word_after_a_blank_may_have_another_number_of_tokens() -> None:
+    """The built-in model has " block" as one token, and "block" as two."""
+    words = Tokenizer.load(find_model("pocket").folder)
+    plain, blank = (words.encode(text) for text in ("block", " block"))
+    assert (len(plain), len(blank)) == (2, 1)
+    rules = TokenRules.of(SamplingParams(bad_words=("block",)), words, 3072)
+    bits = np.unpackbits(rules.bits, bitorder="little")
+    assert np.flatnonzero(bits == 0).tolist() == blank and rules.banned == (tuple(plain),)
 
 
 def test_only_allowed_tokens() -> None:

@@ -9,6 +9,7 @@ from minichat.features import BUILT_IN
 from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import Bound, keymap, normalized
+from minichat.shell.keys import Keys
 from tests import impatient
 
 BINDINGS = [
@@ -86,6 +87,8 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
         ('"program.quit" = "q"', '2: keys.program.quit: "q" would act while you type; use a key like'),
         ('"program.quit" = "/"', '2: keys.program.quit: "/" would act while you type; use a key like'),
         ('"chat.send" = "-"', '2: keys.chat.send: "-" would act while you type; use a key like'),
+        ('"chat.new" = "?"', '2: keys.chat.new: "?" would be typed into the prompt; add a key like ctrl+n'),
+        ('"chat.new" = ["?", "N"]', '2: keys.chat.new: "?", "N" would be typed into the prompt; add a key'),
         (
             '"chat.new" = "Alt+W"',
             f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',
@@ -105,6 +108,12 @@ def test_invalid_keys_are_reported_and_ignored(tmp_path: Path, keys: str, senten
     assert found == {}
     (problem,) = problems
     assert problem.startswith(sentence)
+
+
+def test_a_command_is_shown_with_a_key_that_works_in_the_prompt(tmp_path: Path) -> None:
+    found, problems = mapped(tmp_path, '"chat.new" = ["?", "f9"]\n"monitor.pause" = ["x", "f8"]')
+    keys = Keys(BINDINGS, found)
+    assert (problems, keys.name("chat.new"), keys.name("monitor.pause")) == ([], "F9", "x")
 
 
 def test_a_refused_key_may_cause_another_conflict(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_values_are_read(file: Path) -> None:
         ),
         ("sampling = { top_p = 0 }", "1: sampling.top_p: must be a number above 0 to 1, not 0"),
         (
+            "[sampling]\nmin_tokens = 9\nmax_tokens = 5",
+            "3: sampling.max_tokens: conflicts with min_tokens: 9 is more than max_tokens (5)",
+        ),
+        (
+            "[sampling]\ngrammar = {kind = 'regex', text = 'a'}\nbeams = 4",
+            "3: sampling.beams: conflicts with grammar: cannot be combined with beams (4)",
+        ),
+        (
             "[sampling]\nmax_tokens = 5\nmin_tokens = 9",
             "3: sampling.min_tokens: 9 is more than max_tokens (5)",
         ),

@@ -61,7 +61,7 @@ def test_given_colors_are_used(tmp_path: Path) -> None:
     [
         ('name = "mine"', "", "mine.toml: name: is required: a nonempty text"),
         ('name = "mine"', "name = 3", "mine.toml:1: name: is required"),
-        ("dark = true", 'dark = "yes"', "mine.toml:2: dark: is required: true, or false"),
+        ("dark = true", 'dark = "yes"', "mine.toml:2: dark: must be true, or false for"),
         ("dark = true", "dark = true\nabout = 1", "mine.toml:3: about: must be a text, got 1"),
         ("dark = true", "dark = true\nauthor = 1", "mine.toml:3: author: is unknown"),
         (

@@ -94,6 +94,10 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
         raise BadInput("bench measures the model without adapters; leave out --adapter")
     if options.draft and options.question != "ablations":
         raise BadInput(f"--draft has no effect with {options.question}; it is for ablations")
+    if options.question != "peers":
+        for name, unused in (("peer", []), ("threads", 1)):
+            if getattr(options, name) != unused:
+                raise BadInput(f"--{name} has no effect with {options.question}; it is for peers")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     config, peers = engine_config(options), dict(_peer(each) for each in options.peer)

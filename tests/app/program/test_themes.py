@@ -93,9 +93,10 @@ async def test_conflicting_keys_are_reported(bench: Callable[..., Any], tmp_path
 
 @run
 async def test_an_unknown_theme_is_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
-    configured(tmp_path, '[screen]\ntheme = "mos"\n')
+    settings = configured(tmp_path, '[screen]\ntheme = "mos"\n')
     async with bench((100, 30)) as it:
-        await it.until(lambda: any("'mos' is unknown; did you mean moss?" in s for s in it.notices()))
+        says = f"{settings}:2: screen.theme: 'mos' is unknown; did you mean moss?"
+        await it.until(lambda: any(says in s for s in it.notices()))
         assert it.app.theme == "minichat-dark"
 
 

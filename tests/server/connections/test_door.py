@@ -193,6 +193,8 @@ def test_pages_of_an_allowed_site_may_call(keys: tuple[str, ...]) -> None:
             asked = httpx.options(url, headers={"Origin": origin, **ASKING})
             assert (asked.headers.get("access-control-allow-origin") == origin) == allowed
             assert asked.is_success == allowed
+        deletes = {"Origin": SITE, "Access-Control-Request-Method": "DELETE"}
+        assert httpx.options(f"{served.url}/engine/replies/x", headers=deletes).is_success
         headers = {"Authorization": f"Bearer {KEY}"} if keys else {}
         body = {"prompt": "hi", "max_tokens": 3, "stream": True}
         answer = httpx.post(url, json=body, headers={"Origin": SITE, **headers})
