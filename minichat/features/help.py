@@ -111,10 +111,7 @@ class HelpScreen(Dialog[ScreenCommand]):
         for section in self._sections:
             yield (
                 self._named(section.title),
-                [
-                    (self._named(keys), what, "", " ".join(_IDS.findall(keys)))
-                    for keys, what in section.rows
-                ],
+                [(self._named(keys), what, "", " ".join(_IDS.findall(keys))) for keys, what in section.rows],
             )
 
     def _named(self, text: str) -> str:
