@@ -17,7 +17,7 @@ from minichat.features.feature import Context, Feature, HelpSection, ScreenComma
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
-Row = tuple[str, str, str]  # keys, what they do, and other words for that
+Row = tuple[str, str, str, str]  # keys, what they do, other words for that, and the ids of the bindings
 Section = tuple[str, list[Row]]  # title and rows
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
@@ -32,7 +32,10 @@ _NONE = ". {program.palette} lists every command"
 
 
 class HelpScreen(Dialog[ScreenCommand]):
-    """The help, filtered by the typed text. Scrolls if it does not fit; wide screens have two columns."""
+    """The help, filtered by the typed text. Scrolls if it does not fit; wide screens have two columns.
+
+    Filtered, it also shows the ids of the bindings, which `[keys]` in the settings needs.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll(-1)", show=False),
@@ -46,7 +49,7 @@ class HelpScreen(Dialog[ScreenCommand]):
     ) -> None:
         super().__init__()
         self._commands, self._sections, self._keys = commands, sections, keys
-        self._field = Input(placeholder="type to filter by key or description", compact=True)
+        self._field = Input(placeholder="type to filter by key, description or id", compact=True)
         self._field.cursor_blink = False
         self._body, self._text = VerticalScroll(can_focus=False), Static()
 
@@ -85,7 +88,8 @@ class HelpScreen(Dialog[ScreenCommand]):
         ).split()  # "/" opens a filter in other programs, and here it is open
         found = [(title, kept) for title, rows in self._all() if (kept := _matching(title, rows, words))]
         column = (width - _GAP) // 2 if width >= _TWO else width
-        lines = _columns([_section(title, rows, column) for title, rows in found], column, width)
+        sections = [_section(title, rows, column, ids=bool(words)) for title, rows in found]
+        lines = _columns(sections, column, width)
         if not found:
             text = f"Nothing matches {self._field.value!r}{self._named(_NONE)}"
             lines = [Content.styled(text, "$text-warning")]
@@ -97,15 +101,18 @@ class HelpScreen(Dialog[ScreenCommand]):
         """The commands by group, then the keys of each place."""
         for group, commands in groupby(self._commands, key=lambda command: command.group):
             rows = [
-                (" ".join(map(key_name, keys)), each.title, each.also)
+                (" ".join(map(key_name, keys)), each.title, each.also, each.id)
                 for each in commands
                 if (keys := self._keys.of(each.id)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
-                rows.append((self._keys.names(_CHATS), "Go to chat 1-9", ""))
+                rows.append((self._keys.names(_CHATS), "Go to chat 1-9", "", " ".join(_CHATS)))
             yield group, rows
         for section in self._sections:
-            yield self._named(section.title), [(self._named(keys), what, "") for keys, what in section.rows]
+            yield (
+                self._named(section.title),
+                [(self._named(keys), what, "", " ".join(_IDS.findall(keys))) for keys, what in section.rows],
+            )
 
     def _named(self, text: str) -> str:
         """Replace the binding ids in a text by their keys."""
@@ -117,12 +124,12 @@ def _matching(title: str, rows: Sequence[Row], words: Sequence[str]) -> list[Row
     return [row for row in rows if all(word in " ".join((title, *row)).lower() for word in words)]
 
 
-def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:
+def _section(title: str, rows: Iterable[Row], width: int, *, ids: bool) -> list[Content]:
     """The lines of a section; a long description wraps under its start."""
     lines = [Content.styled(title, "bold $text-primary")]
     room = _KEYS if width >= _NARROW else _FEW_KEYS
-    for keys, what, _ in rows:
-        first, *more = wrap(what, max(width - room - 2, 16))
+    for keys, what, _, named in rows:
+        first, *more = wrap(f"{what} ({named})" if ids and named else what, max(width - room - 2, 16))
         if len(keys) >= room:  # the description starts on the next line
             lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
             keys = ""

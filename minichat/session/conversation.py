@@ -337,7 +337,7 @@ class Conversation:
             thought = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
             self.view.add_text(added, thought + batch[-1].tail, reasoning=bool(thought))
         if self.compared is not None:
-            self.compared.take(self, logprobs)
+            self.compared.take(self, logprobs or [token for delta in fresh for token in delta.tokens])
             if self.compared.reached(self):
                 self.compared = None
                 self._update_request()

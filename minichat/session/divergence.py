@@ -17,7 +17,7 @@ class OtherToken(Generic[Who]):
 
     who: Who
     token: int | None
-    share: float | None  # None: not in the top tokens of this reply
+    share: float | None  # None: not in the top tokens of this reply, or these are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Divergence(Generic[Who]):
 
     at: int  # the number of common tokens
     token: int | None
-    share: float
+    share: float | None  # None: the probabilities at this token are not known
     others: tuple[OtherToken[Who], ...]
 
 
@@ -37,13 +37,14 @@ class Comparison(Generic[Who]):
     all: Sequence[Who]
     on_divergence: Callable[["Comparison[Who]", Who], None]
     at: int | None = None
-    _tokens: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
+    _tokens: dict[Who, list[TokenLogprob | int]] = field(default_factory=dict)
     _ended: set[Who] = field(default_factory=set)
     _same: int = 0
 
-    def take(self, who: Who, logprobs: Sequence[TokenLogprob]) -> None:
-        if logprobs and not self.reached(who):
-            self._tokens.setdefault(who, []).extend(logprobs)
+    def take(self, who: Who, tokens: Sequence[TokenLogprob | int]) -> None:
+        """The next tokens of a reply; those of a beam search have no probabilities."""
+        if tokens and not self.reached(who):
+            self._tokens.setdefault(who, []).extend(tokens)
             self._look(who)
 
     def end(self, who: Who) -> None:
@@ -85,20 +86,22 @@ class Comparison(Generic[Who]):
 
     def _token(self, who: Who, at: int) -> int | None:
         received = self._tokens.get(who, ())
-        return received[at].token if at < len(received) else None
+        if at >= len(received):
+            return None
+        token = received[at]
+        return token if isinstance(token, int) else token.token
 
     def divergence(self, who: Who) -> Divergence[Who]:
         """The divergence for one reply, based on the tokens received from the others."""
         assert self.at is not None
-        received = self._tokens.get(who, ())
-        own = received[self.at] if self.at < len(received) else None
-        likely = dict(own.top) if own else {}
+        received, token = self._tokens.get(who, ()), self._token(who, self.at)
+        own = received[self.at] if token is not None else None
+        known = own if isinstance(own, TokenLogprob) else None
+        likely = dict(known.top) if known else {}
         others = []
         for other in self.all:
-            token = self._token(other, self.at)
-            if other is not who and self.reached(other) and token != (own.token if own else None):
-                value = likely.get(token) if token is not None else None
-                others.append(OtherToken(other, token, None if value is None else math.exp(value)))
-        return Divergence(
-            self.at, own.token if own else None, math.exp(own.logprob) if own else 0.0, tuple(others)
-        )
+            theirs = self._token(other, self.at)
+            if other is not who and self.reached(other) and theirs != token:
+                value = likely.get(theirs) if theirs is not None else None
+                others.append(OtherToken(other, theirs, None if value is None else math.exp(value)))
+        return Divergence(self.at, token, math.exp(known.logprob) if known else None, tuple(others))

@@ -51,6 +51,12 @@ def likely_of(entry: TokenLogprob | None, words: Callable[[Sequence[int]], list[
     )
 
 
+def probability_of(entry: TokenLogprob) -> str:
+    """Of the sampled token; if it is not among the likeliest, the bound that they give."""
+    share = math.exp(entry.logprob)
+    return f"{share:.1%}" if entry.rank else f"under {max(share, 0.001):.1%}"
+
+
 def row_of(row: Likely, marks: Marks, width: int, *, here: bool) -> Content:
     """A candidate with its bar; the sampled one is highlighted, and `here` gets the pointer."""
     share, style = math.exp(row.logprob), "bold $accent" if row.chosen else "$text"

@@ -103,10 +103,11 @@ class Divergences:
         if divergence.token is None:
             parts.append(("ends", "bold"))
         else:
-            parts.append((f'"{next(texts)}" {divergence.share:.1%}', "bold $text-accent"))
+            own = "" if divergence.share is None else f" {divergence.share:.1%}"
+            parts.append((f'"{next(texts)}"{own}', "bold $text-accent"))
         for each in divergence.others:
             text = "ends" if each.token is None else f'"{next(texts)}"'
-            rare = f"not in the top {MOST}" if each.token is not None else ""
+            rare = f"not in the top {MOST}" if each.token is not None and divergence.share is not None else ""
             share = f"{each.share:.1%} here" if each.share is not None else rare
             parts.append((f", {each.who.chat.letter.upper()} {text} {share}".rstrip(), "$text"))
         return Content.assemble(*parts)

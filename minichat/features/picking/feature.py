@@ -1,13 +1,11 @@
 """Step through the tokens of a reply: the alternatives at each, and a fork that continues with one."""
 
 import asyncio
-import math
 from collections.abc import Coroutine
 
 from textual import on
 
 from engine.api.errors import EngineError
-from engine.api.events import TokenLogprob
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, MessageCommand, ScreenCommand
@@ -15,7 +13,7 @@ from minichat.features.picking.line import TokenPicker
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
 from minichat.session.walk import TokensUnknown, Walk, start_walk
-from minichat.ui.likely import likely_of
+from minichat.ui.likely import likely_of, probability_of
 from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
 
@@ -159,7 +157,7 @@ class Picking:
             picker.words = words(walk.trace.tokens)
         entry = walk.trace.logprobs.get(walk.at)
         former = " before the conversion" if walk.at in walk.trace.former else ""
-        picker.probability = f"{_probability(entry)}{former}" if entry else ""
+        picker.probability = f"{probability_of(entry)}{former}" if entry else ""
         rows = likely_of(entry, words)
         if self._shown_at != walk.at:
             picker.choice = next((place for place, row in enumerate(rows) if row.chosen), 0)
@@ -188,11 +186,6 @@ def _show_picker(picker: TokenPicker, marks: Marks | None) -> None:
     picker.display = marks is not None
     picker.words = picker.rows = ()
     picker.marks = marks or picker.marks
-
-
-def _probability(entry: TokenLogprob) -> str:
-    share = f"{math.exp(entry.logprob):.1%}"
-    return share if entry.rank else f"under {share}"
 
 
 def _reply(message: Message) -> bool:

@@ -116,7 +116,10 @@ class Schemes(Options):
 class QuantizationDrawer(VerticalScroll, can_focus=False):
     """Beside the chats, in the place of the decoding drawer. Receives snapshots while it is open."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("tab,shift+tab", "switch", show=False),
+    ]
     HINTS: ClassVar[Hints] = (
         ("quantization.up quantization.down", "choose"),
         ("Tab", "weights, cache"),
@@ -209,6 +212,10 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         if event.option_id is not None:
             kind = self.CacheSchemeChosen if event.option_list is self.forms else self.WeightSchemeChosen
             self.post_message(kind(event.option_id))
+
+    def action_switch(self) -> None:
+        """Focus the other list, if there is one."""
+        (self.forms if self.forms.display and not self.forms.has_focus else self.schemes).focus()
 
     def action_leave(self) -> None:
         """Cancel a running conversion; otherwise close the drawer."""

@@ -19,11 +19,12 @@ from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves
 from minichat.ui.monitor.figures import ranges
 from minichat.ui.monitor.legend import legend, tier_legend, totals
 from minichat.ui.monitor.owners import Codes, Owner
-from minichat.ui.monitor.pane import Line, Pane, Row
+from minichat.ui.monitor.pane import Line, Pane, Row, clip
 from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
 from minichat.ui.monitor.zoom import block_rows
 
 _BELOW = 2  # lines below the map
+_QUOTED = 5  # cells that the text of blocks needs at least
 Option = TypeVar("Option", Order, Tint)
 
 
@@ -208,7 +209,9 @@ class KVMap(Pane):
         if self.has_focus and (blocks := self.pointed()):
             words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
             text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
-            return [first, ((words, "value"), (f"  {text}", "strong"))]
+            room = width - len(words) - len('  ""')
+            quoted = f'  "{clip(text, room, self.signs.cut).rstrip()}"' if text and room >= _QUOTED else ""
+            return [first, ((words, "value"), (quoted, "strong"))]
         return [first, totals(shot, state, self.tint, shades, self.signs, width, halves=halves)]
 
     def _summary(self, blocks: Sequence[int]) -> str:

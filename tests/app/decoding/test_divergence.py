@@ -86,6 +86,21 @@ def test_the_likelihoods_are_those_of_the_reply_shown() -> None:
     assert comparison.divergence("B").others[0].share is None, "token 2 was not in its top tokens"
 
 
+def test_tokens_without_probabilities_are_compared() -> None:
+    """A beam search has none."""
+    comparison = Comparison("AB", lambda *_: None)
+    comparison.take("A", [1, 2])
+    comparison.take("B", [logprobs_at(1)])
+    comparison.end("A")
+    assert comparison.at is None
+    comparison.take("B", [logprobs_at(3, 2)])
+    seen = comparison.divergence("A")
+    assert (seen.at, seen.token, seen.share) == (1, 2, None)
+    assert [(each.who, each.token, each.share) for each in seen.others] == [("B", 3, None)]
+    other = comparison.divergence("B").others[0]
+    assert (other.token, other.share and round(other.share, 3)) == (2, 0.25)
+
+
 async def broadcast(it: Any) -> None:
     await it.pilot.press("ctrl+n", "alt+a")
     it.main.prompt.put("go")
@@ -166,6 +181,23 @@ def marks(pane: Any) -> list[str]:
 
 
 @run
+async def test_a_beam_search_does_not_end_where_it_begins(bench: Callable[..., Any]) -> None:
+    """Its tokens have no probabilities, so nothing is said about those of others either."""
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        first, second = it.replies
+        for sign in "ab":
+            first.say(sign)  # token 0
+        for token in (0, 98):
+            second.say("a", logprobs=[logprobs_at(token, 0)])
+        await it.until(lambda: it.screen_text().count("Replies diverge at token 2") == 2)
+        assert [str(pane.divergence.content).strip() for pane in it.main.panes] == [
+            'Replies diverge at token 2: "·word0", B "·word98"',
+            'Replies diverge at token 2: "·word98" 50.0%, A "·word0" 25.0% here',
+        ]
+
+
+@run
 async def test_identical_replies_show_nothing(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await broadcast(it)
@@ -188,7 +220,9 @@ async def test_a_shorter_reply_diverges_at_its_end_and_the_next_question_clears_
         it.replies[1].say("b", logprobs=[logprobs_at(98)])
         it.replies[1].end()
         await it.until(lambda: "A ends" in it.screen_text())
-        assert 'Replies diverge at token 2: ends, B "·word98"' in it.screen_text()
+        assert str(it.main.panes[0].divergence.content).strip() == (
+            'Replies diverge at token 2: ends, B "·word98"'
+        ), "the probabilities at the end of a reply are not known"
         await it.until(lambda: not it.app.chats.streaming)
         await it.pilot.press("alt+a")
         await it.say("on")

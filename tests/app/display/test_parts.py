@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import math
 import re
 import threading
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual._xterm_parser import XTermParser
 
-from engine.api.events import Delta, Event
+from engine.api.events import Delta, Event, TokenLogprob
 from engine.api.request import Finish
 from engine.host.handover import Handover
 from minichat.clients.bridge import gathered, in_thread
@@ -26,7 +27,7 @@ from minichat.session.reasoning import ReplyText
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
 from minichat.shell.terminal import fix_alt_keys
-from minichat.ui.likely import visible
+from minichat.ui.likely import probability_of, visible
 from tests.app.conftest import HERE, run
 
 
@@ -266,3 +267,11 @@ def test_keys_have_readable_names(key: str, name: str) -> None:
 def test_tokens_are_made_visible_and_control_characters_are_not_sent() -> None:
     assert visible(" a\n\x1b[2J") == "·a\\n�[2J" + " " * 6
     assert len(visible("x" * 99)) == 14
+
+
+@pytest.mark.parametrize(
+    ("share", "rank", "shown"),
+    [(0.25, 1, "25.0%"), (0.0001, 9, "0.0%"), (0.02, 0, "under 2.0%"), (0.0001, 0, "under 0.1%")],
+)
+def test_no_probability_is_under_zero(share: float, rank: int, shown: str) -> None:
+    assert probability_of(TokenLogprob(7, math.log(share), rank, ())) == shown

@@ -9,6 +9,7 @@ import pytest
 from engine.api.errors import BadInput
 from engine.api.snapshot import Change, FormTime, SchemeView
 from minichat.clients.fake import FakeBackend
+from minichat.features.quantization.drawer import QuantizationDrawer
 from minichat.features.quantization.figures import rows_of_steps
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
@@ -176,6 +177,26 @@ async def test_the_kv_cache_has_its_own_schemes(bench: Callable[..., Any]) -> No
         await it.until(lambda: backend.recached == ["int8"])
         await it.until(lambda: any("wait for 1" in notice for notice in it.notices()))
         assert backend.quantized == []
+
+
+@run
+async def test_tab_switches_between_weights_and_cache(bench: Callable[..., Any]) -> None:
+    """In both directions, and without a cache's list it stays: it does not go on to the prompt."""
+    schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("int8", "", 2_200_000_000))
+    forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
+    shot = replace(snapshot(), schemes=schemes, kv_schemes=forms)
+    async with bench((100, 40), backend=FakeBackend([shot])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "1,772 blocks" in it.screen_text())
+        drawer = it.app.screen.query_one(QuantizationDrawer)
+        for keys in ("tab", "shift+tab"):
+            await it.pilot.press(keys)
+            assert drawer.forms.has_focus
+            await it.pilot.press(keys)
+            assert drawer.schemes.has_focus
+        it.main.show_snapshot(replace(shot, kv_schemes=()))
+        await it.pilot.press("tab")
+        assert drawer.schemes.has_focus
 
 
 @run

@@ -291,6 +291,19 @@ async def test_a_slash_before_the_filter_of_the_help_is_ignored(
 
 
 @run
+@pytest.mark.parametrize(
+    ("typed", "ids"), [("reply.fork", ""), ("chat.fork", "chat.fork"), ("speed", "view.why")]
+)
+async def test_the_filtered_help_shows_the_ids(bench: Callable[..., Any], typed: str, ids: str) -> None:
+    async with bench((120, 110)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "type to filter" in it.screen_text())
+        assert "view.why" not in it.screen_text()
+        await it.pilot.press(*("full_stop" if each == "." else each for each in typed))
+        await it.until(lambda: (f"({ids})" if ids else "Nothing matches") in it.screen_text())
+
+
+@run
 async def test_the_filter_of_the_help_accepts_braces(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         await it.pilot.press("f1")

@@ -205,7 +205,7 @@ async def test_help_is_filtered_while_typing(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Alt+Y" not in it.screen_text())
         inside = (line.split("│")[1] for line in it.screen_text().splitlines() if line.count("│") == 2)
         lines = [" ".join(line.split()) for line in inside]
-        assert "Chats" in lines and "Alt+K Fork this chat" in lines and "View" not in lines
+        assert "Chats" in lines and "Alt+K Fork this chat (chat.fork)" in lines and "View" not in lines
         it.app.screen.query_one(Input).value = "branch"  # another word for it
         await it.until(lambda: "Fork this chat" in it.screen_text())
         it.app.screen.query_one(Input).value = ""

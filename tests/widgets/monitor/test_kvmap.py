@@ -186,6 +186,23 @@ async def test_the_cursor_stays_on_the_map() -> None:
         assert sum(line.count("┼") for line in lines(kvmap)) == 1
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, '1 block 0: 1 shared  "not a hat"'),
+        (30, '1 block 0: 1 shared  "not a~"'),
+        (25, "1 block 0: 1 shared"),
+    ],
+)
+async def test_the_text_of_a_block_does_not_look_like_its_state(width: int, shown: str) -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (width, 8)) as pilot:
+        kvmap.update_from(small(), OWNERS)
+        await pilot.press("up")
+        kvmap.tell({0: "not a\n hat"})
+        assert lines(kvmap)[-1].strip() == shown
+
+
 async def test_a_click_moves_the_cursor() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (40, 8)) as pilot:
