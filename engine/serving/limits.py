@@ -65,7 +65,7 @@ class Limits:
         """The maximum token count of a request with this prompt. Raises if it can never fit."""
         context = self.context
         if not prompt:
-            raise BadInput("the prompt has no tokens: it is empty, and gets no start token", field="prompt")
+            raise BadInput("the prompt is empty, and no start token is added to it", field="prompt")
         if prompt >= context:
             raise RequestTooLong(
                 f"{prompt:,} tokens; this model takes {context - 1:,}. "

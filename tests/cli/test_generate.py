@@ -275,7 +275,7 @@ class TestBadInput:
 
     def test_an_empty_prompt_without_a_start_token(self, run: Run, tmp_path: Path) -> None:
         error = self.error(run, write_model(tmp_path, start=False), "", code=2)
-        assert "the prompt has no tokens: it is empty, and gets no start token" in error
+        assert "the prompt is empty, and no start token is added to it" in error
 
     def test_a_prompt_that_is_too_long(self, run: Run, model: Path) -> None:
         error = self.error(run, model, "x" * 300, code=2)

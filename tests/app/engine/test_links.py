@@ -1,4 +1,4 @@
-"""Pointing at a block highlights its text, and selecting text highlights its blocks."""
+"""Pointing at a block highlights its text, selecting text highlights its blocks; events name their chat."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.api.events import Forked
 from engine.api.snapshot import BlockView
 from minichat.clients.fake import FakeBackend
 from minichat.ui.picture import strips_of
@@ -121,3 +122,13 @@ async def test_a_selection_ends_while_the_pane_of_a_new_chat_is_created(bench: C
         it.main.signals.selected()  # the transcript of the new pane is not on the screen yet
         await it.until(lambda: len(it.main.panes) == 2 and it.main.transcript.is_attached)
         assert it.failures == []
+
+
+@run
+async def test_the_monitor_shows_the_owner_of_a_second_reply(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    async with bench((120, 40), backend=backend) as it:
+        await it.say("hello")
+        backend.emit(Forked(1, 1.0, 7, 0, 1, group=0))
+        backend.emit(Forked(1, 1.0, 8, 0, 1))  # a chat of another screen
+        await it.until(lambda: " A  forked" in it.screen_text() and " ?  forked" in it.screen_text())

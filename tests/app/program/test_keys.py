@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from textual.events import Click
 
-from engine.api.events import Admitted, Forked
+from engine.api.events import Admitted
 from engine.api.request import Finish
 from engine.api.snapshot import SchemeView, Switch
 from minichat.clients.fake import FakeBackend
@@ -194,16 +194,6 @@ async def test_a_failed_export_names_its_file(bench: Callable[..., Any], tmp_pat
         await it.until(lambda: "Export to a file" in it.screen_text())
         await it.pilot.press(*str(full), "enter")
         await it.until(lambda: f"Cannot write {full}: No space left on device" in it.notices())
-
-
-@run
-async def test_the_monitor_shows_the_owner_of_a_second_reply(bench: Callable[..., Any]) -> None:
-    backend = FakeBackend([snapshot()])
-    async with bench((120, 40), backend=backend) as it:
-        await it.say("hello")
-        backend.emit(Forked(1, 1.0, 7, 0, 1, group=0))
-        backend.emit(Forked(1, 1.0, 8, 0, 1))  # a chat of another screen
-        await it.until(lambda: " A  forked" in it.screen_text() and " ?  forked" in it.screen_text())
 
 
 @run
