@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
+from engine.api.snapshot import RequestView
 from minichat.chats.model import Message, ReplyStats, State
 from minichat.clients.protocol import Past, Prompt, Reply
 from minichat.session.decoding import strategy
@@ -21,6 +22,7 @@ STATES: dict[Finish, State] = {
     Finish.FAILED: "failed",
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
+_TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 
@@ -66,6 +68,7 @@ class RunningReply:
     tokens: int = 0  # the copied ones, too
     copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks
+    taken: str = ""  # "preempted" or "swapped" while the engine has taken them
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
     stopping: bool = False
@@ -98,6 +101,11 @@ class RunningReply:
         if self.trace is not None:
             self.trace.add(fresh)
             self.trace.begins, self.trace.shown = self.parts.begins, len(self.parts.text)
+
+    def see(self, rows: Sequence[RequestView]) -> None:
+        """Note which blocks the engine's requests for this reply hold."""
+        self.blocks = len({block for row in rows for block in row.blocks})
+        self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
 
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""

@@ -226,6 +226,7 @@ class MainScreen(FrameScreen[None]):
         self.context.program.poller.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
+        self.chats.see_snapshot(snapshot)
         for see in (self._panes.see_snapshot, self.engine.show_snapshot, self._show_facts):
             with self.signals.contain():
                 see(snapshot)

@@ -25,6 +25,7 @@ from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
+from minichat.settings.keymap import normalized
 from minichat.shell.terminal import fix_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
@@ -227,6 +228,8 @@ def test_alt_keys_are_parsed_under_their_names() -> None:
     assert keys("\x1b1") == ["alt+1"]
     assert keys("\x1bw") == ["alt+w"]
     assert keys("\x1b\r") == ["alt+enter"]
+    assert keys("\x1b/") == [normalized("alt+/")]
+    assert keys("\x1b-") == [normalized("alt+-")]
     assert keys("\x1bf") == ["ctrl+right"]
     assert keys("¡") == ["inverted_exclamation_mark"]
 
