@@ -23,9 +23,9 @@ from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
 from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
+from minichat.settings.keymap import normalized
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
-from minichat.settings.keymap import normalized
 from minichat.shell.terminal import fix_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
