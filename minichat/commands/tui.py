@@ -37,10 +37,10 @@ def run(options: argparse.Namespace) -> int:
     if first is None:
         from minichat.commands import chat
 
-        report(loaded)
+        settle_plain(options, loaded)
         return chat.run(options)
     if not _on_screen(options):
-        report(loaded)
+        settle_plain(options, loaded)
         return _answered(options, first)
     if options.kv_disk is None and options.kv_budget is None:  # other commands keep nothing unless asked to
         options.kv_disk = loaded.settings.engine.kv_disk
@@ -113,6 +113,12 @@ def report(loaded: Loaded) -> None:
     """Print what is wrong with the settings, where no screen shows it."""
     for each in loaded.problems:
         print(f"minichat: {each}", file=sys.stderr)
+
+
+def settle_plain(options: argparse.Namespace, loaded: Loaded) -> None:
+    """What the screen does with the rest of the settings: report problems, and sample as they say."""
+    report(loaded)
+    options.usual = loaded.settings.sampling.changed(n=1)  # there is no place for other replies
 
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:
