@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize, TextSelected
+from textual.widget import Widget
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -302,6 +304,12 @@ class MainScreen(FrameScreen[None]):
     @property
     def panes(self) -> list[ChatPane]:
         return self._panes.all
+
+    def focus_next(self, selector: Any = "*") -> Widget | None:
+        """Tab: from the prompt to the messages of its chat, not to those of the leftmost one."""
+        if self.focused is not self.prompt or not self.transcript.focusable:
+            return super().focus_next(selector)
+        return self.transcript.focus()
 
     # Messages from the widgets
 
