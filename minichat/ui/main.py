@@ -307,7 +307,7 @@ class MainScreen(FrameScreen[None]):
 
     def focus_next(self, selector: Any = "*") -> Widget | None:
         """Tab: from the prompt to the messages of its chat, not to those of the leftmost one."""
-        if self.focused is not self.prompt or not self.transcript.focusable:
+        if self.focused is not self.prompt or self.transcript not in self.focus_chain:
             return super().focus_next(selector)
         return self.transcript.focus()
 
@@ -364,7 +364,7 @@ class MainScreen(FrameScreen[None]):
     def _clicked(self, event: ChatPane.Clicked | TextSelected) -> None:
         """Focus the transcript if text is selected in it, because letters are its keys then."""
         for pane in self.panes:
-            if pane.transcript.text_selection is not None:
+            if pane.transcript in self.selections:
                 pane.transcript.focus()
                 return
         if isinstance(event, ChatPane.Clicked):
