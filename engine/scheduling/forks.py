@@ -42,7 +42,7 @@ def branch(scheduler: Scheduler, parent: Request, child: Request) -> bool:
         return False
     scheduler.requests[child.id] = child
     scheduler.kv.share(parent, child)
-    child.cached_tokens = child.launched
+    child.cached_tokens = min(child.launched, child.prompt_len)
     scheduler.start_running(child)
     return True
 

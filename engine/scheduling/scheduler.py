@@ -252,9 +252,9 @@ class Scheduler:
         if request.preemptions:
             self.emit(events.Resumed(self.step, self.clock(), request.id, swapped, request.launched))
             return
-        request.cached_tokens = request.launched
+        request.cached_tokens = min(request.launched, request.prompt_len)  # the others are of a reply_prefix
         self.prompt_tokens += request.prompt_len
-        self.cached_tokens += min(request.launched, request.prompt_len)  # the others are of a reply_prefix
+        self.cached_tokens += request.cached_tokens
         self.emit(
             events.Admitted(self.step, self.clock(), request.id, request.launched, *request.offer or ())
         )

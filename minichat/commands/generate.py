@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
         if options.raw and options.system is not None:
             raise BadInput("--system has no effect with --raw")
         reply_adapter(options)  # refused before anything is loaded
-        params = sampling(options).changed(grammar=_grammar(options))
+        params = sampling(options)
+        if (grammar := _grammar(options)) is not None:
+            params = params.changed(grammar=grammar)
         if params.max_tokens == 0:
             raise BadInput("max_tokens: must be a whole number from 1; with 0 there is nothing to print")
         text = _prompt(options)

@@ -54,7 +54,8 @@ def refuse_chances(options: argparse.Namespace) -> None:
 def sampling(options: argparse.Namespace) -> SamplingParams:
     refuse_chances(options)
     given = {name: value for name in SAMPLING if (value := getattr(options, name, None)) is not None}
-    return SamplingParams(temperature=0.7).changed(**given)
+    usual: SamplingParams = getattr(options, "usual", SamplingParams(temperature=0.7))  # of the settings
+    return usual.changed(**given)
 
 
 def reply_adapter(options: argparse.Namespace) -> str:

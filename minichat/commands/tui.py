@@ -38,10 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if first is None:
         from minichat.commands import chat
 
-        report(loaded, options, given)
+        settle_plain(options, loaded, given)
         return chat.run(options)
     if not _on_screen(options):
-        report(loaded, options, given)
+        settle_plain(options, loaded, given)
         return _answered(options, first)
     if options.kv_disk is None and options.kv_budget is None:  # other commands keep nothing unless asked to
         options.kv_disk = loaded.settings.engine.kv_disk
@@ -124,6 +124,12 @@ def report(loaded: Loaded, options: argparse.Namespace, given: set[str]) -> None
     options.places = {
         name: f"{loaded.document.file}:{line}: engine.{name}: " for name, line in places.items() if line
     }
+
+
+def settle_plain(options: argparse.Namespace, loaded: Loaded, given: set[str]) -> None:
+    """What the screen does with the rest of the settings: report problems, and sample as they say."""
+    report(loaded, options, given)
+    options.usual = loaded.settings.sampling.changed(n=1)  # there is no place for other replies
 
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:

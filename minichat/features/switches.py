@@ -20,8 +20,12 @@ def toggle(context: Context, name: str) -> None:
         context.app.notify(f"The engine has no switch for {NAMES.get(name, name)}", severity="warning")
         return
     on = not present[name]
-    context.program.ask(backend.send(SetSwitch(name, on)))
-    context.app.notify(f"{named(name, on)}, from the next step", timeout=2)
+
+    async def switch() -> None:
+        await backend.send(SetSwitch(name, on))
+        context.app.notify(f"{named(name, on)}, from the next step", timeout=2)
+
+    context.program.ask(switch())
 
 
 def switches(context: Context) -> None:

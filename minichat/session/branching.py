@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.api.errors import UnknownRequest
 from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from minichat.chats.model import Message
 from minichat.clients.protocol import Backend, Reply
 from minichat.session.resuming import tag_of
+from minichat.session.run import HasEnded
 from minichat.session.traces import Trace
 
 if TYPE_CHECKING:
@@ -27,7 +30,12 @@ def join(child: "Conversation", other: "Conversation") -> None:
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         run.stays = bool(child.services.backend.elsewhere)
         chat, tag = child.chat.key, tag_of(run.message)
-        reply, count, before = await branch(child.services.backend, source, params, tag, chat)
+        try:
+            reply, count, before = await branch(child.services.backend, source, params, tag, chat)
+        except UnknownRequest:
+            await _end(source)
+            child.set_prefix(run, source.tokens, "".join(text for _, text in source.pieces))
+            raise HasEnded(source.finish or Finish.FAILED, other.chat.messages[-1].error) from None
         if source.trace is not None:
             child.trace(run, copied_trace(source.trace, reply.id, count, theirs, child.chat.messages))
         child.set_prefix(run, count, before)
@@ -75,6 +83,12 @@ async def branch(
     while len(source.trace.tokens) < count and source.task is not None and not source.task.done():
         await asyncio.sleep(_LOOK_EVERY)
     return reply, count, await _text_before(backend, source, count)
+
+
+async def _end(source: "RunningReply") -> None:
+    """Wait until the screen has received all of a reply that the engine has ended."""
+    if source.task is not None:
+        await asyncio.wait({source.task})
 
 
 async def _text_before(backend: Backend, source: "RunningReply", count: int) -> str:

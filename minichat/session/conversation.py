@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from engine.api.commands import Abort, Update
-from engine.api.errors import EngineError, RequestTooLong
+from engine.api.errors import EngineError
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import color_index
-from minichat.chats.model import TOO_LONG, Attachment, Chat, Message, State, own_title, title_from
+from minichat.chats.model import Attachment, Chat, Message, State, own_title, title_from
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
@@ -305,8 +305,7 @@ class Conversation:
                     self._take(run, ours)
                     finish, error = ours[-1].finish or finish, ours[-1].error
         except EngineError as trouble:
-            finish, error = Finish.FAILED, str(trouble)
-            run.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
+            finish, error = run.ended_by(trouble)
         except Exception as trouble:  # a bug: show it at the reply and keep running
             log.exception("a reply failed")
             finish, error = Finish.FAILED, f"{type(trouble).__name__}: {trouble}"
@@ -356,7 +355,7 @@ class Conversation:
         run.trace_text()
         stats = run.stats(run.last or self.services.clock(), self.chat.params)
         message = run.settled(self._written(run), finish, error, stats)
-        self.run = None
+        run.finish, self.run = finish, None
         self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None
         compared, self.compared = self.compared, None
         self._save(message)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.api.params import SamplingParams
+from engine.api.snapshot import RequestView, Snapshot
 from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.chats.queries import PAGE
@@ -56,6 +57,15 @@ class OpenChats:
     @property
     def streaming(self) -> list[Conversation]:
         return [each for each in self._all if each.streaming]
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        """Tell each running reply which blocks it holds, over all requests of its group."""
+        rows: dict[int, list[RequestView]] = {}
+        for view in snapshot.requests:
+            rows.setdefault(view.id if view.group < 0 else view.group, []).append(view)
+        for run in (each.run for each in self._all):
+            if run is not None and run.reply is not None:
+                run.see(rows.get(run.reply.id, ()))
 
     def shown(self, room: int) -> list[Conversation]:
         """The active chat and as many neighbors as fit; the window moves no more than needed."""

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from engine.api.errors import EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
-from minichat.chats.model import Message, ReplyStats, State
+from engine.api.snapshot import RequestView
+from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
 from minichat.clients.protocol import Past, Prompt, Reply
 from minichat.session.decoding import strategy
 from minichat.session.reasoning import ReplyText
@@ -21,6 +23,7 @@ STATES: dict[Finish, State] = {
     Finish.FAILED: "failed",
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
+_TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 
@@ -52,6 +55,14 @@ class Sample:
         self.finish, self.error, self.blocks = delta.finish or self.finish, delta.error, delta.blocks
 
 
+class HasEnded(EngineError):
+    """The reply to continue from had ended before the engine was asked: its copy is complete."""
+
+    def __init__(self, finish: Finish, error: str) -> None:
+        super().__init__(error)
+        self.finish = finish
+
+
 @dataclass(slots=True)
 class RunningReply:
     """A streaming reply."""
@@ -66,6 +77,8 @@ class RunningReply:
     tokens: int = 0  # the copied ones, too
     copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks
+    finish: Finish | None = None  # once it has ended
+    taken: str = ""  # "preempted" or "swapped" while the engine has taken them
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
     stopping: bool = False
@@ -98,6 +111,11 @@ class RunningReply:
         if self.trace is not None:
             self.trace.add(fresh)
             self.trace.begins, self.trace.shown = self.parts.begins, len(self.parts.text)
+
+    def see(self, rows: Sequence[RequestView]) -> None:
+        """Note which blocks the engine's requests for this reply hold."""
+        self.blocks = len({block for row in rows for block in row.blocks})
+        self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
 
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""
@@ -133,6 +151,13 @@ class RunningReply:
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
         return found
+
+    def ended_by(self, trouble: EngineError) -> tuple[Finish, str]:
+        """How an error ends the reply."""
+        if isinstance(trouble, HasEnded):
+            return trouble.finish, str(trouble)
+        self.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
+        return Finish.FAILED, str(trouble)
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
         """The final message of the reply."""

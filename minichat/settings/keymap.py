@@ -18,6 +18,11 @@ SAME_TO_A_TERMINAL = {
     "ctrl+m": "enter",
     "ctrl+h": "backspace",
     "ctrl+left_square_bracket": "escape",
+    "alt+b": "ctrl+left",
+    "alt+f": "ctrl+right",
+    "alt+backspace": "ctrl+w",
+    "alt+tab": "shift+tab",
+    **{f"ctrl+shift+{letter}": f"ctrl+{letter}" for letter in string.ascii_lowercase},
 }
 _NAMED = {key.value.rpartition("+")[2] for key in Keys} | {*KEY_NAME_REPLACEMENTS.values()}
 

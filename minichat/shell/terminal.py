@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+_SIGNS = "!\"#$%&'()*+,-./:;<=>?@`{|}~"  # others begin sequences of the terminal
+
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
@@ -89,7 +91,9 @@ def fix_alt_keys() -> None:
     """
     from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 
+    from minichat.settings.keymap import normalized
+
     sequences: dict[str, Any] = ANSI_SEQUENCES_KEYS  # type: ignore[assignment]
-    for key in "1234567890acdeghijklmnopqrstuvwxyz":
-        sequences[f"\x1b{key}"] = (SimpleNamespace(value=f"alt+{key}"),)
+    for key in f"1234567890acdeghijklmnopqrstuvwxyz{_SIGNS}":
+        sequences[f"\x1b{key}"] = (SimpleNamespace(value=normalized(f"alt+{key}")),)
     sequences["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.events import DescendantBlur, DescendantFocus, Key, Paste, Resize, TextSelected
+from textual.widget import Widget
 
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
@@ -226,6 +228,7 @@ class MainScreen(FrameScreen[None]):
         self.context.program.poller.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
+        self.chats.see_snapshot(snapshot)
         for see in (self._panes.see_snapshot, self.engine.show_snapshot, self._show_facts):
             with self.signals.contain():
                 see(snapshot)
@@ -302,6 +305,12 @@ class MainScreen(FrameScreen[None]):
     def panes(self) -> list[ChatPane]:
         return self._panes.all
 
+    def focus_next(self, selector: Any = "*") -> Widget | None:
+        """Tab: from the prompt to the messages of its chat, not to those of the leftmost one."""
+        if self.focused is not self.prompt or self.transcript not in self.focus_chain:
+            return super().focus_next(selector)
+        return self.transcript.focus()
+
     # Messages from the widgets
 
     @on(Prompt.Submitted)
@@ -355,7 +364,7 @@ class MainScreen(FrameScreen[None]):
     def _clicked(self, event: ChatPane.Clicked | TextSelected) -> None:
         """Focus the transcript if text is selected in it, because letters are its keys then."""
         for pane in self.panes:
-            if pane.transcript.text_selection is not None:
+            if pane.transcript in self.selections:
                 pane.transcript.focus()
                 return
         if isinstance(event, ChatPane.Clicked):

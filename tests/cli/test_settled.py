@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
 from minichat.cli import parser
-from minichat.commands.options import engine_config
-from minichat.commands.tui import settle
-from minichat.settings import Settings
+from minichat.commands.options import engine_config, sampling
+from minichat.commands.tui import settle, settle_plain
+from minichat.settings import Settings, load
 from minichat.settings.schema import EngineSettings
 from tests.cli.conftest import Run
 
@@ -32,6 +33,20 @@ def test_schemes_of_weights_and_cache(command: str) -> None:
     assert asked() == ("int8", "fp8", 64, 0, 70)
     assert asked("--quantization", "none", "--kv", "none") == ("none", "none", 64, 0, 70)
     assert asked("--kv-window", "32", "--kv-sinks", "8", "--blocks", "9") == ("int8", "fp8", 32, 8, 9)
+
+
+def test_sampling_without_a_screen(tmp_path: Path) -> None:
+    """As on the screen, but one reply: there is no place for others."""
+    file = tmp_path / "config.toml"
+    file.write_text("[sampling]\ntemperature = 0.1\nmin_tokens = 3\nn = 2\n")
+
+    def asked(*words: str) -> SamplingParams:
+        options = parser().parse_args(["chat", *words])
+        settle_plain(options, load(file), set())
+        return sampling(options)
+
+    assert asked() == SamplingParams(temperature=0.1, min_tokens=3)
+    assert asked("--temperature", "0") == SamplingParams(temperature=0, min_tokens=3)
 
 
 def test_a_slowdown_is_a_factor_of_at_least_one() -> None:

@@ -82,6 +82,8 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
         ('"chat.new" = "ctlr+t"', '2: keys.chat.new: "ctlr+t": ctlr is unknown; did you mean ctrl?'),
         ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is not a key; write keys like'),
         ('"chat.new" = "ctrl+I"', '2: keys.chat.new: "ctrl+I" is the same as tab in a terminal'),
+        ('"chat.new" = "alt+f"', '2: keys.chat.new: "alt+f" is the same as ctrl+right in a terminal'),
+        ('"chat.new" = "Ctrl+Shift+N"', '2: keys.chat.new: "Ctrl+Shift+N" is the same as ctrl+n in'),
         ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" is the same as escape in a terminal'),
         ('"chat.send" = "a"', '2: keys.chat.send: "a" would act while you type; use a key like'),
         ('"program.quit" = "q"', '2: keys.program.quit: "q" would act while you type; use a key like'),

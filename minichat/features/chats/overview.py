@@ -145,6 +145,8 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
     run, messages = conversation.run, conversation.chat.messages
     if run is not None and run.first is None:
         return "waiting", "$text-muted"
+    if run is not None and run.taken:
+        return run.taken, "$text-warning"
     if run is not None:
         stats = run.stats_so_far(conversation.services.clock(), conversation.chat.params)
         settled = stats.seconds - stats.ttft >= _RATE_AFTER

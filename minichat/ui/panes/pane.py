@@ -81,6 +81,7 @@ class ChatPane(Vertical):
         super().__init__()
         self.conversation = conversation
         self._figured = 0.0
+        self._taken = ""  # `taken` of the running reply in the last snapshot
         self._below = below
         self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all)
         self.divergence = Static(classes="divergence")
@@ -129,7 +130,16 @@ class ChatPane(Vertical):
     def add_text(self, text: str, tail: str, *, reasoning: bool = False) -> None:
         self.transcript.extend(text, tail, reasoning=reasoning)
         # The header is far from the newest line: one frame with both would redraw all lines between them.
-        if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY:
+        self._show_figures_in_turn()
+
+    def see_snapshot(self) -> None:
+        """Update the figures of a reply that gets no text, and at once if the engine takes its blocks."""
+        if (run := self.conversation.run) is not None:
+            self._show_figures_in_turn(at_once=run.taken != self._taken)
+            self._taken = run.taken
+
+    def _show_figures_in_turn(self, *, at_once: bool = False) -> None:
+        if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY or at_once:
             self._figured = now
             self.show_figures()
 
@@ -157,7 +167,8 @@ class ChatPane(Vertical):
         if run.first is None:
             return "waiting"
         stats = run.stats_so_far(self.conversation.services.clock(), chat.params)
-        rate = f"{stats.rate:,.0f} tok/s" if stats.seconds - stats.ttft >= _RATE_AFTER else ""
+        settled = stats.seconds - stats.ttft >= _RATE_AFTER
+        rate = run.taken or (f"{stats.rate:,.0f} tok/s" if settled else "")
         count = f"{stats.tokens:,} tok" if self.size.width >= 40 or not rate else ""
         figures = "  ".join(filter(None, (rate, count)))
         more = f"{figures}  {stats.blocks:,} blk"

@@ -43,16 +43,10 @@ class Panes(Horizontal):
             pane.display = pane.conversation in shown
             pane.set_class(pane.conversation is not shown[-1], "-divided")
 
-    def see_snapshot(self, snapshot: Snapshot) -> None:
-        """Update the number of KV blocks that each reply holds, over all requests of its group."""
-        runs = [pane.conversation.run for pane in self.all]
-        held: dict[int, set[int]] = {run.reply.id: set() for run in runs if run and run.reply}
-        for view in snapshot.requests:
-            if (request := view.id if view.group < 0 else view.group) in held:
-                held[request].update(view.blocks)
-        for run in runs:
-            if run and run.reply:
-                run.blocks = len(held[run.reply.id])
+    def see_snapshot(self, _: Snapshot) -> None:
+        """Update the figures of replies that get no text."""
+        for pane in self.all:
+            pane.see_snapshot()
 
     def drop(self, conversation: Conversation) -> None:
         """Remove the pane of a closed chat."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from engine.api.errors import UnknownRequest
 from engine.api.request import Finish
 from tests.app.conftest import run
 
@@ -49,6 +50,27 @@ async def test_a_fork_waits_for_text_that_is_not_yet_shown(bench: Callable[..., 
         it.replies[1].say(" four")
         it.replies[1].end()
         await it.until(lambda: it.texts()[-1] == ("assistant", "One two three four", "done"))
+
+
+@run
+async def test_a_fork_of_a_reply_that_has_just_ended_is_its_copy(bench: Callable[..., Any]) -> None:
+    """The engine has ended it; the screen does not know yet."""
+
+    async def refuse(id: int, *_: object, **__: object) -> None:
+        raise UnknownRequest(f"no request {id} is alive")
+
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("One")
+        await it.until(lambda: "One" in it.screen_text())
+        it.backend.fork = refuse
+        await it.pilot.press("alt+k")
+        first.say(" two")
+        first.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        parent, child = (each.chat.messages[-1] for each in it.app.chats)
+        assert (child.text, child.state, child.error) == (parent.text, "done", "") == ("One two", "done", "")
+        assert child.stats.tokens == child.stats.copied == 2
 
 
 @run

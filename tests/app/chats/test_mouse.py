@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from minichat.features.chats.chats import new
+from minichat.ui.panes.pane import ChatPane
 from tests.app.conftest import run
 
 
@@ -18,3 +20,12 @@ async def test_the_mouse_selects_in_a_chat_that_is_not_the_active_one(bench: Cal
         await it.until(lambda: it.app.chats.active.chat.title == "hello")
         assert it.main.get_selected_text() == "long"
         assert it.app.focused is other
+
+
+@run
+async def test_a_click_while_a_chat_opens(bench: Callable[..., Any]) -> None:
+    """Its messages are not on the screen yet."""
+    async with bench((200, 50)) as it:
+        await new(it.app.context)
+        it.main._clicked(ChatPane.Clicked(it.app.chats.active))
+        assert it.app.focused is it.main.prompt

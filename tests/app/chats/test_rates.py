@@ -1,11 +1,14 @@
 """The rate of a reply, after its end."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.api.request import Finish
+from minichat.chats.model import Message
 from minichat.features.chats.overview import state_of
-from tests.app.conftest import run
+from minichat.session.run import RunningReply
+from tests.app.conftest import run, snapshot
 
 
 class Clock:
@@ -63,3 +66,29 @@ async def test_the_rate_of_a_running_reply_is_that_of_the_tokens_that_have_arriv
         assert state_of(it.app.chats.active)[0] == "0 tok/s"
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
+
+
+@run
+async def test_a_reply_whose_blocks_were_taken_has_no_rate(bench: Callable[..., Any]) -> None:
+    """No text arrives that would update its figures; a rate would say that it goes on."""
+    clock = Clock()
+    async with bench((100, 30), clock=clock) as it:
+        reply = await three_tokens(it, clock)
+        head = it.main.pane.head
+        shot = snapshot(running=(reply.id,))
+        taken = shot.requests[0]._replace(phase="swapped", blocks=())
+        it.main.show_snapshot(replace(shot, requests=(taken,)))
+        assert head.figures == "swapped  3 tok"
+        assert state_of(it.app.chats.active)[0] == "swapped"
+        it.main.show_snapshot(shot)
+        assert head.figures.startswith("2 tok/s  3 tok")
+        assert state_of(it.app.chats.active)[0] == "2 tok/s"
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+
+
+def test_a_reply_goes_on_while_one_of_its_rows_has_blocks() -> None:
+    reply = RunningReply(Message(1, "assistant", ""), 0.0)
+    first, second = snapshot(running=(0, 1)).requests
+    reply.see([first._replace(phase="swapped", blocks=()), second._replace(group=0)])
+    assert not reply.taken and reply.blocks == 2

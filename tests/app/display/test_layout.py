@@ -239,3 +239,12 @@ async def test_a_short_screen_has_no_key_bar(bench: Callable[..., Any]) -> None:
         assert it.main.prompt.styles.border_top[0]
         await it.pilot.resize_terminal(80, SHORT - 1)
         await it.until(lambda: not it.main.keybar.display)
+
+
+@run
+async def test_tab_goes_from_the_prompt_to_the_messages_of_its_chat(bench: Callable[..., Any]) -> None:
+    """Not to those of the leftmost chat beside it."""
+    async with bench((240, 40)) as it:
+        await it.pilot.press("ctrl+n", "tab")
+        assert [pane.conversation is it.app.chats.active for pane in it.main.panes] == [False, True]
+        assert it.app.focused is it.main.pane.transcript

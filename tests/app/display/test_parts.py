@@ -24,6 +24,7 @@ from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
 from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
+from minichat.settings.keymap import normalized
 from minichat.shell import clipboard
 from minichat.shell.keys import key_name
 from minichat.shell.terminal import fix_alt_keys
@@ -228,6 +229,8 @@ def test_alt_keys_are_parsed_under_their_names() -> None:
     assert keys("\x1b1") == ["alt+1"]
     assert keys("\x1bw") == ["alt+w"]
     assert keys("\x1b\r") == ["alt+enter"]
+    assert keys("\x1b/") == [normalized("alt+/")]
+    assert keys("\x1b-") == [normalized("alt+-")]
     assert keys("\x1bf") == ["ctrl+right"]
     assert keys("¡") == ["inverted_exclamation_mark"]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.errors import EngineError
 from engine.api.events import Switched
 from engine.api.snapshot import Switch
 from engine.api.snapshot import Throughput as Figures
@@ -93,3 +94,17 @@ async def test_the_narrow_line_shows_it_before_anything_that_may_be_cut(bench: C
     ) as it:
         await it.until(lambda: "overlap off" in it.main.query_one(EngineLine).render().plain)
         assert "overlap off" in it.screen_text()
+
+
+@run
+async def test_a_switch_that_the_engine_does_not_take_is_not_announced(bench: Callable[..., Any]) -> None:
+    async def refuse(_: object) -> None:
+        raise EngineError("it has died")
+
+    dead = backend()
+    async with bench(backend=dead) as it:
+        await it.until(lambda: it.main.engine.latest)
+        dead.send = refuse
+        switches.toggle(it.app.context, "overlap")
+        await it.until(lambda: any("it has died" in notice for notice in it.notices()))
+        assert len(it.notices()) == 1

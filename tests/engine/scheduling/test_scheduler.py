@@ -182,6 +182,7 @@ def test_a_fork_shares_blocks_until_either_writes() -> None:
     child = engine.fork(id, branch := Output(), SamplingParams(max_tokens=10, seed=5))
     assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to prefill
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
+    assert engine.scheduler.requests[child].cached_tokens == 40  # of the prompt; it shares the reply, too
     assert engine.scheduler.pool.in_use == 3
     engine.step()
     [(source, copy)] = steps(engine)[-1].copies
