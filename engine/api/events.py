@@ -83,6 +83,7 @@ class RequestEvent(Event):
 @dataclass(frozen=True, slots=True)
 class Queued(RequestEvent):
     prompt: int
+    said: int = 0  # tokens of the reply that it begins with
 
 
 @dataclass(frozen=True, slots=True)

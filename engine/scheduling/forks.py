@@ -32,7 +32,8 @@ def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:
         shared, now = len(child.blocks), scheduler.clock()
         scheduler.emit(events.Forked(scheduler.step, now, child.id, parent.id, shared, child.group))
     elif child.group < 0:  # a group was queued as a whole
-        scheduler.emit(events.Queued(scheduler.step, scheduler.clock(), child.id, child.prompt_len))
+        now = scheduler.clock()
+        scheduler.emit(events.Queued(scheduler.step, now, child.id, child.prompt_len, child.generated))
 
 
 def branch(scheduler: Scheduler, parent: Request, child: Request) -> bool:

@@ -336,7 +336,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.enqueue(request)
-        self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len))
+        self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len, request.generated))
 
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
         """End a request in any phase and release all it holds."""

@@ -324,6 +324,8 @@ class OutputProcessor:
     def _close(self, group: BeamGroup, finish: Finish, error: str = "") -> None:
         """Close a search that has ended, with all its hypotheses."""
         del self._searches[group.id]
+        if not error:
+            self._scheduler.transfers.keep(group.members[0])  # the best one; the others share most blocks
         for request in group.members:
             if error:
                 self._scheduler.transfers.forget(request)

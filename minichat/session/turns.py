@@ -57,7 +57,9 @@ class Reading:
         history = _history(self._chat, self._services.store)
         if self.left_out >= len(history):  # messages were deleted
             self.left_out = 0
-        before = self.left_out
+        before, began = self.left_out, _began(history)
+        if began > before and params.max_tokens is None and await self._tight(history):
+            self.left_out = began
         if self.full or (params.max_tokens is None and await self._tight(history)):
             self.left_out, self.full = _later(history, self.left_out) or self.left_out, False
         while True:
@@ -72,7 +74,7 @@ class Reading:
                     adapter=adapter,
                 )
             except RequestTooLong:
-                start = _later(history, self.left_out)
+                start = began if began > self.left_out else _later(history, self.left_out)
                 self.left_out = before if start is None else start
                 if start is None:
                     raise
@@ -100,6 +102,12 @@ def _history(chat: Chat, store: Store) -> list[Message]:
     newest = chat.messages
     earlier = store.older(chat.id, newest[0].id, chat.earlier) if chat.earlier else []
     return [*earlier, *newest[:-1]]
+
+
+def _began(history: Sequence[Message]) -> int:
+    """Where the prompt of the last reply began: its blocks may be kept, after a start and for a fork, too."""
+    start = next((each.stats.left_out for each in reversed(history) if each.stats is not None), 0)
+    return start if start < len(history) else 0
 
 
 def _later(history: Sequence[Message], start: int) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import BadInput, BadParams
-from engine.api.events import Event, Forked, Queued
+from engine.api.events import Admitted, Event, Forked, Queued
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.serving.engine import Engine
@@ -244,10 +244,12 @@ def test_a_continued_reply_shares_the_blocks_before_it() -> None:
     prompt = list(range(20))
     engine.submit(prompt, SamplingParams(max_tokens=40, seed=1), first)
     drain_ledger(engine)
-    given = [*first.first.tokens[:30], 5]
+    given, cached = [*first.first.tokens[:30], 5], list[int]()
+    engine.bus.subscribe(lambda event: cached.append(event.cached) if isinstance(event, Admitted) else None)
     id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, reply_prefix=given)
     engine.step()
-    assert engine.scheduler.requests[id].cached_tokens == (20 + 30) // 16 * 16
+    assert cached == [(20 + 30) // 16 * 16]
+    assert engine.scheduler.requests[id].cached_tokens == 20  # of the prompt
     drain_ledger(engine)
     assert other.first.tokens == alone([*prompt, *given], 9, 2)
 

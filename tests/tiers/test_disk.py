@@ -68,6 +68,18 @@ def test_the_next_engine_finds_the_blocks_of_a_chat(tmp_path: Path) -> None:
         assert computed(engine) < len(more) - 5 * 16 + 4
 
 
+def test_the_blocks_of_a_beam_search_are_kept_too(tmp_path: Path) -> None:
+    params, output = SamplingParams(max_tokens=8, beams=3), Output()
+    with disk_engine(tmp_path) as (engine, _):
+        engine.submit(LONG, params, output)
+        drain_slowly(engine)
+    with disk_engine(tmp_path) as (engine, tier):
+        assert tier.used >= 5
+        more = [*LONG, *output.tokens, 7]
+        assert ask(engine, more) == alone(more, 4)
+        assert computed(engine) < len(more) - 5 * 16 + 4
+
+
 def test_engines_share_blocks_while_they_run(tmp_path: Path) -> None:
     with disk_engine(tmp_path) as (one, tier), disk_engine(tmp_path) as (other, mine):
         ask(one, LONG)

@@ -25,6 +25,7 @@ from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 
 _FIGURE = 9  # cells
+_TEXT = 24  # cells beside a label in a drawer of the usual width
 
 
 class Figures(Widget):
@@ -78,7 +79,8 @@ class Schemes(Options):
     def _show(self) -> None:
         schemes, times, present, marks = self._seen
         padding = self.get_component_styles("option-list--option").padding.width
-        width = max(self.scrollable_content_region.width - padding - LABEL, 1)
+        laid_out = self.scrollable_content_region.width  # 0 before its first frame
+        width = max(laid_out - padding - LABEL, 1) if laid_out else _TEXT
         if (shown := (*self._seen, width)) == self._shown:
             return
         at, self._shown, prompts = self.highlighted, shown, dict[str, Content]()

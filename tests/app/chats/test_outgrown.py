@@ -85,6 +85,31 @@ async def test_a_larger_model_reads_the_whole_chat(bench: Callable[..., Any]) ->
 
 
 @run
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize(("kind", "context"), [(ShortContext, 1000), (FakeBackend, 30)])
+async def test_after_a_start_and_in_a_fork_a_chat_is_read_from_where_it_was(
+    bench: Callable[..., Any], kind: type[FakeBackend], context: int, fork: bool
+) -> None:
+    """The blocks of these tokens may be kept; those of a shorter history are not."""
+    async with bench((120, 40), backend=kind([snapshot(max_context=context)])) as it:
+        for turn in range(4):
+            reply = await it.say(f"word{turn}")
+            reply.prompt_tokens = 28
+            await it.answered(reply, "fine")
+            await it.until(lambda: it.app.chats.active.reading.context)
+        assert read(it)[0] == "word2"
+        if fork:
+            chat = it.app.chats.active
+            await it.pilot.press("alt+k")
+            await it.until(lambda: it.app.chats.active is not chat)
+        else:
+            it.main.forget_requests()
+        await it.until(lambda: it.app.chats.active.reading.context)
+        await it.answered(await it.say("word4"), "fine")
+        assert read(it)[0] == "word2"
+
+
+@run
 @pytest.mark.parametrize(
     ("took", "length", "most", "reads"),
     [

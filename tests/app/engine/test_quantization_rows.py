@@ -1,11 +1,17 @@
 """The rows of the quantization drawer, from what the engine reports."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from engine.api.snapshot import Change, RankView, SchemeView, TierView
+from minichat.clients.fake import FakeBackend
+from minichat.features.quantization import drawer
 from minichat.features.quantization.figures import memory, room, scheme, schemes
 from minichat.ui.labels import facts
-from tests.app.conftest import snapshot
+from tests.app.conftest import run, snapshot
 from tests.app.engine.test_quantization import MEMORY
 
 
@@ -43,3 +49,22 @@ def test_a_dry_run_has_neither_weights_nor_a_device() -> None:
     assert facts(shot) == "tiny (dry)  dry run, no weights"
     shown = [row[:2] for row in scheme(shot)]
     assert shown == [("model", "tiny (dry)"), ("weights", "none (dry run)")]
+
+
+@run
+async def test_no_text_is_wrapped_before_the_drawer_has_a_width(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first it would have a letter on each line."""
+    widths: list[int] = []
+
+    def wrap(text: str, width: int) -> list[str]:
+        widths.append(width)
+        return [text]
+
+    monkeypatch.setattr(drawer, "wrap", wrap)
+    schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("fp8", "it needs a GPU", 0))
+    async with bench((120, 40), backend=FakeBackend([replace(snapshot(), schemes=schemes)])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "it needs a GPU" in it.screen_text())
+    assert widths and min(widths) > 10

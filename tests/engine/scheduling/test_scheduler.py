@@ -49,6 +49,16 @@ def test_decodes_go_first_and_prompt_chunks_fill_the_budget() -> None:
     assert max(step.tokens for step in steps(engine)) <= 20
 
 
+def test_the_event_of_a_request_counts_the_tokens_of_the_reply_that_it_begins_with() -> None:
+    engine = ledger_engine()
+    queued, admitted = collect_events(engine, events.Queued), collect_events(engine, events.Admitted)
+    for _ in range(2):
+        engine.submit([*range(5)], SamplingParams(max_tokens=64), Output(), reply_prefix=[*range(40)])
+        drain(engine)
+    assert [(each.prompt, each.said) for each in queued] == [(5, 40)] * 2
+    assert 5 < admitted[1].cached < 45
+
+
 def test_a_prompt_runs_whole_and_alone_without_chunked_prefill() -> None:
     engine = ledger_engine(step_tokens=20, chunked_prefill=False)
     ask(engine, prompt=50)

@@ -21,6 +21,7 @@ def log() -> EventLog:
     ("event", "words"),
     [
         (events.Queued(1, 0, 3, 120), ("queued", "prompt of 120 tokens")),
+        (events.Queued(1, 0, 3, 120, 8), ("queued", "prompt of 120 + 8 tokens")),
         (events.Admitted(1, 0, 3, 32), ("admitted", "32 tokens from the cache")),
         (events.Admitted(1, 0, 3, 0), ("admitted", "nothing cached")),
         (
