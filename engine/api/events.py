@@ -83,7 +83,7 @@ class RequestEvent(Event):
 @dataclass(frozen=True, slots=True)
 class Queued(RequestEvent):
     prompt: int
-    said: int = 0  # tokens of the reply that it begins with
+    generated: int = 0  # tokens of a reply that it begins with
 
 
 @dataclass(frozen=True, slots=True)

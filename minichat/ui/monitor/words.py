@@ -54,8 +54,8 @@ def look(kind: str) -> str:
 def described(event: Event) -> tuple[str, str]:
     """Return the kind in one word and the details, which may include any error text."""
     match event:
-        case Queued(prompt=prompt, said=said) if said:
-            return "queued", f"prompt of {prompt:,} + {said:,} tokens"
+        case Queued(prompt=prompt, generated=generated) if generated:
+            return "queued", f"prompt of {prompt:,} + {generated:,} tokens"
         case Queued(prompt=prompt):
             return "queued", f"prompt of {plural(prompt, 'token')}"
         case Admitted(cached=cached, tier=tier) if tier:

@@ -55,7 +55,7 @@ def test_the_event_of_a_request_counts_the_tokens_of_the_reply_that_it_begins_wi
     for _ in range(2):
         engine.submit([*range(5)], SamplingParams(max_tokens=64), Output(), reply_prefix=[*range(40)])
         drain(engine)
-    assert [(each.prompt, each.said) for each in queued] == [(5, 40)] * 2
+    assert [(each.prompt, each.generated) for each in queued] == [(5, 40)] * 2
     assert 5 < admitted[1].cached < 45
 
 
