@@ -91,7 +91,7 @@ def examine() -> dict[str, Any]:
         "tiers": _tiers(devices),
         "ranks": _ranks(),
         "stages": _stages(),
-        "policies": policy.names(),
+        "policies": {name: policy.why_not(name) for name in policy.names()},
         "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
         "settings": _settings(),
@@ -149,7 +149,9 @@ def report(found: dict[str, Any]) -> str:
         "Pipeline (--pp)",
         *(f"  {name:18s} {what}" for name, what in found["stages"].items()),
     ]
-    lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
+    able = [name for name, why in found["policies"].items() if not why]
+    lines += ["", "Scheduling policies (--policy)", f"  {', '.join(able)}"]
+    lines += [f"  {why}" for why in found["policies"].values() if why]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
     lines += [
