@@ -15,6 +15,8 @@ import torch
 from engine.scheduling import policy
 from minichat import __version__
 from minichat.commands import doctor
+from minichat.features import installed
+from minichat.features.feature import Feature
 from tests.cli.conftest import Run
 
 
@@ -153,6 +155,16 @@ def test_a_policy_that_cannot_be_used_has_its_reason(run: Run, monkeypatch: pyte
     monkeypatch.setattr(policy, "entry_points", lambda group: points)
     out = run("doctor").out
     assert "(--policy)\n  fcfs, latency, priority\n  cannot load scheduling policy 'gone': No module" in out
+
+
+def test_a_feature_with_invalid_css_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, _ = installed()
+    styles = ("Mine { color: $text-success; }", "Mine { colour: red }", "Mine { color: $nothing; }")
+    mine = [Feature(name=f"mine{at}", title="mine", css=css) for at, css in enumerate(styles)]
+    monkeypatch.setattr(doctor, "installed", lambda: ((*fine, *mine), ()))
+    first, second = doctor._settings()["faults"]
+    assert first == "invalid CSS in the feature mine1 at 'colour:'"
+    assert second.startswith("invalid CSS in the feature mine2: ") and "nothing" in second
 
 
 def test_missing_packages_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
