@@ -13,9 +13,6 @@ from inspect import isawaitable
 from pathlib import Path
 
 from textual.binding import BindingsMap
-from textual.css.errors import StylesheetError
-from textual.css.stylesheet import StylesheetParseError
-from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
@@ -49,6 +46,7 @@ from minichat.shell.output import TerminalDriver
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
 from minichat.start import Start
+from minichat.ui.css.features import add_css
 from minichat.ui.css.stylesheet import CachedStylesheet
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.error_boundary import ErrorBoundary, on_removed
@@ -141,18 +139,8 @@ class MinichatApp(Notices, inherit_bindings=False):
     def _load_css(self, features: Sequence[Feature]) -> None:
         """Load the CSS of the features. A feature with invalid CSS goes without; the screen still starts."""
         self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
-        for each in features:
-            where = (f"the feature {each.name}", "")
-            self.stylesheet.add_source(each.css, where)
-            try:
-                self.stylesheet.parse()
-            except StylesheetParseError as error:
-                token, _ = next(fault for rule in error.errors.rules for fault in rule.errors)
-                self._misfits += (f"invalid CSS in the feature {each.name} at {token.value!r}",)
-                del self.stylesheet.source[where]
-            except (StylesheetError, TokenError) as error:
-                self._misfits += (f"invalid CSS in the feature {each.name}: {error}",)
-                del self.stylesheet.source[where]
+        problems = [add_css(self.stylesheet, each) for each in features]
+        self._misfits += tuple(filter(None, problems))
 
     def get_default_screen(self) -> MainScreen:
         return self.main
@@ -348,10 +336,13 @@ class MinichatApp(Notices, inherit_bindings=False):
             closed_by(self.screen, self.keys.of(command.id))
 
     async def _do(self, work: Callable[[], object]) -> None:
-        """Run a user's action, which may fail on the disk."""
-        with self.reporting_errors():
-            if isawaitable(running := work()):
-                await running
+        """Run a user's action, which may fail on the disk. A defect is reported each time: the user asked."""
+        try:
+            with self.reporting_errors():
+                if isawaitable(running := work()):
+                    await running
+        except Exception as error:
+            self.error_boundary.handle(error, asked=True)
 
     async def action_quit(self) -> None:
         await self.end(0)

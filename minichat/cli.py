@@ -280,9 +280,9 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--schemes",
-        default="none,int8,int4,kv-int8,kv-fp8,kv-int4",
         metavar="S,S",
-        help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
+        help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: none,int8,int4,kv-int8,"
+        "kv-fp8,kv-int4)",
     )
     group.add_argument(
         "--tokens", type=whole, default=2048, metavar="N", help="maximum tokens of the text (default: 2048)"

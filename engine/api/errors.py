@@ -117,7 +117,7 @@ class EngineDead(EngineError):
     """The engine has stopped permanently and accepts no requests."""
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """Where an error was raised, such as `backend.py:31, in attend`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"

@@ -26,7 +26,7 @@ from engine.models.layers.next_token import NextTokenHead
 from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import ExpertTally, StepContext
 from engine.models.rope import rope_table
-from engine.quant.base import Scheme
+from engine.quant.base import Scheme, make_product
 from engine.quant.linear import Linear, parameter
 
 
@@ -190,7 +190,11 @@ class Decoder(nn.Module):
 
     def new_head(self, scheme: Scheme) -> nn.Module:
         """Make the head for layers in this scheme. A tied one is made from the embedding."""
-        return self.source.of_head(scheme).make(self.embed, None) if self.tied else self.source.head(scheme)
+        return (
+            make_product(self.source.of_head(scheme), self.embed, None)
+            if self.tied
+            else self.source.head(scheme)
+        )
 
     @property
     def blocks(self) -> list[Block]:

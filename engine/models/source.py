@@ -13,7 +13,7 @@ from engine.models.decoder import block
 from engine.models.layers.block import Block
 from engine.models.layers.collective import Collective
 from engine.models.layers.norm import Norm
-from engine.quant.base import Scheme
+from engine.quant.base import Scheme, make_product
 from engine.quant.fp4 import Mxfp4Plain
 from engine.quant.linear import Linear
 from engine.quant.registry import choose, named, of_head
@@ -93,7 +93,7 @@ class PlainSource:
     def head(self, scheme: Scheme) -> nn.Module:
         head = self._empty_head()
         self._fill(head)
-        return self.of_head(scheme).make(head.weight, head.bias)
+        return make_product(self.of_head(scheme), head.weight, head.bias)
 
     def _empty_head(self) -> Linear:
         ranks = 1 if self.collective is None else self.collective.ranks

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.api.errors import EngineError, place
+
 
 class Scheme(Protocol):
     """How the weights of a model's products are stored and multiplied."""
@@ -45,3 +47,14 @@ class Scheme(Protocol):
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a Linear's replacement on the weight's device: [rows, inputs] -> [rows, outputs]."""
+
+
+def make_product(scheme: Scheme, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a Linear's replacement. An error in the scheme's code names the scheme, its file and line."""
+    try:
+        return scheme.make(weight, bias)
+    except (EngineError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error} ({place(error)})"
+        raise EngineError(f"quantization {scheme.name!r} failed: {what}") from error

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.cpu.many_rows import linear
-from engine.quant.base import Scheme
+from engine.quant.base import Scheme, make_product
 from engine.quant.linear import Linear, parameter
 from engine.quant.plain import plain
 
@@ -80,7 +80,7 @@ class ExpertsLinear(Linear):
             return self
         weights = self.weight.unflatten(0, (self.experts, -1))
         return ExpertsProduct(
-            scheme.make(weight, bias) for weight, bias in zip(weights, self._biases(), strict=True)
+            make_product(scheme, weight, bias) for weight, bias in zip(weights, self._biases(), strict=True)
         )
 
     def replaced(

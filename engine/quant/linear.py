@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine.kernels import switches
 from engine.kernels.cpu.many_rows import linear
-from engine.quant.base import Scheme
+from engine.quant.base import Scheme, make_product
 
 if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
     from engine.quant.product import Product
@@ -54,7 +54,7 @@ class Linear(nn.Module):
 
     def finalized(self, scheme: Scheme) -> nn.Module:
         """Return the module that replaces this one once its weight is loaded."""
-        return scheme.make(self.weight, self.bias)
+        return make_product(scheme, self.weight, self.bias)
 
     def replaced(
         self, parts: Sequence[_T], make: Callable[[Sequence[_T], Tensor | None], nn.Module]

@@ -44,10 +44,20 @@ def names() -> list[str]:
     return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
 
 
+def why_not(name: str) -> str | None:
+    """Why the policy cannot be used; None if it can."""
+    try:
+        choose(name)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
 def _from_outside(name: str) -> type[Policy]:
     outside = {point.name: point for point in entry_points(group=GROUP)}  # takes milliseconds
     if name not in outside:
-        raise BadInput(f"unknown scheduling policy {name!r}; available: {', '.join(names())}")
+        able = [each for each in names() if why_not(each) is None]
+        raise BadInput(f"unknown scheduling policy {name!r}; available: {', '.join(able)}")
     try:
         found = outside[name].load()
     except (ImportError, AttributeError) as error:

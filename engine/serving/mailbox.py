@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from engine.api.commands import Command
-from engine.api.errors import EngineDead, EngineError, UnknownCommand
+from engine.api.errors import EngineDead, EngineError, UnknownCommand, place
 from engine.serving.engine import Engine
 from engine.serving.handlers import HANDLERS, Handler
 from engine.serving.reply import Sink
@@ -112,6 +112,11 @@ def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
 
 def _run(answer: Future[Any], work: Callable[[], Any]) -> None:
     """Run a command and re-raise a defect: state may be half changed, so it must end the engine."""
-    _settle(answer, work)
-    if (error := answer.exception()) is not None and not isinstance(error, EngineError):
-        raise error
+    try:
+        answer.set_result(work())
+    except EngineError as error:
+        answer.set_exception(error)
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error} ({place(error)})"
+        answer.set_exception(EngineDead(f"the engine has stopped: {reason}"))
+        raise

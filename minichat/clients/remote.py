@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,7 +12,7 @@ from types import NoneType
 from typing import Any, Protocol, TypeVar
 
 from engine.api.codec import codec
-from engine.api.commands import Command, decode_result, fields_of, result_of
+from engine.api.commands import Command, LoadAdapter, decode_result, fields_of, result_of
 from engine.api.errors import EngineDead, EngineError, UnknownRequest
 from engine.api.events import Delta, Event
 from engine.api.layout import PromptLayout
@@ -222,6 +223,8 @@ class RemoteBackend:
         """Send a command. Changes are sent in order; queries are not."""
         kind = type(command)
         path, fields = f"/engine/commands/{command.verb}", fields_of(command)
+        if self._home is not None and isinstance(command, LoadAdapter) and os.path.isdir(command.path):
+            fields["path"] = os.path.abspath(command.path)  # the engine runs in another folder
         if result_of(kind) is NoneType:
             answer = await self._send_in_order(path, fields)
         else:

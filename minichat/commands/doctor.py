@@ -14,6 +14,7 @@ from textwrap import TextWrapper
 from typing import Any, cast
 
 import torch
+from textual.css.stylesheet import Stylesheet
 
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput, EngineError
@@ -41,6 +42,7 @@ from minichat.settings.presets import load_presets
 from minichat.shell.disk_room import nearest
 from minichat.shell.paths import locate
 from minichat.shell.themes import load_themes, shipped_themes
+from minichat.ui.css.features import add_css
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
 if sys.platform == "linux":
@@ -91,7 +93,7 @@ def examine() -> dict[str, Any]:
         "tiers": _tiers(devices),
         "ranks": _ranks(),
         "stages": _stages(),
-        "policies": policy.names(),
+        "policies": {name: policy.why_not(name) for name in policy.names()},
         "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
         "settings": _settings(),
@@ -149,7 +151,9 @@ def report(found: dict[str, Any]) -> str:
         "Pipeline (--pp)",
         *(f"  {name:18s} {what}" for name, what in found["stages"].items()),
     ]
-    lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
+    usable = [name for name, why in found["policies"].items() if not why]
+    lines += ["", "Scheduling policies (--policy)", f"  {', '.join(usable)}"]
+    lines += [f"  {why}" for why in found["policies"].values() if why]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
     lines += [
@@ -170,6 +174,9 @@ def _settings() -> dict[str, Any]:
     themes = load_themes(shipped_themes(), paths.themes)
     if (theme := loaded.settings.screen.theme) not in themes.palettes:
         loaded.document.report("screen.theme", f"{theme!r} {unknown(theme, themes.palettes)}")
+    colors = next(iter(themes.palettes.values())).theme()  # all have the same variables
+    stylesheet = Stylesheet(variables=colors.to_color_system().generate() | colors.variables)
+    misfits += tuple(filter(None, [add_css(stylesheet, each) for each in features]))
     problems = [*misfits, *loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
     return {"file": str(paths.settings), "faults": [str(each) for each in problems]}
 

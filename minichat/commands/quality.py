@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.api.config import EngineConfig
     from engine.quality.measure import QualityRow
 
+SCHEMES = "none,int8,int4,kv-int8,kv-fp8,kv-int4"  # the default of --schemes
 _HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TTFT ms", "tok/s", "x8", "x32")
 
 
@@ -39,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
         config = engine_config(options)
         if options.budgets is not None:
             return _budgets(options, config, text)
-        rows, left_out = _measured(options, config, choices(options.schemes), text)
+        names = SCHEMES if options.schemes is None else options.schemes
+        rows, left_out = _measured(options, config, choices(names), text)
     except EngineError as error:
         return failed(error)
     if options.json:
@@ -93,6 +95,8 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
         ) from None
     if options.plot is not None:
         raise BadInput("--plot shows schemes; leave out --budgets")
+    if options.schemes is not None:
+        raise BadInput("--schemes has no effect with --budgets, which replaces it; leave one of them out")
     from engine.quality.budget import compare_budgets
     from engine.quality.measure import own_text
 

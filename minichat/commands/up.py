@@ -5,6 +5,7 @@ import asyncio
 import sys
 
 from engine.api.errors import BadInput, EngineError
+from engine.api.places import AdapterPlace, expanded
 from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
@@ -25,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
+        _from_here(options)
         _fits(resident, options)
         loaded = load(paths.settings)
         if options.no_screen:
@@ -58,6 +60,17 @@ def _wait(waiting: Waiting) -> None:
                 file=sys.stderr,
             )
         raise
+
+
+def _from_here(options: argparse.Namespace) -> None:
+    """Make the names of folders absolute: the engine runs in another folder than the user."""
+    places = [AdapterPlace.parse(each) for each in options.adapter]
+    options.adapter = [f"{place.name}={identity(place.path)}" for place in places]
+    if options.draft is not None:
+        options.draft = identity(options.draft)
+    if options.kv_disk is not None and ":" in options.kv_disk:
+        folder, _, size = options.kv_disk.rpartition(":")
+        options.kv_disk = f"{expanded(folder).absolute()}:{size}" if folder else options.kv_disk
 
 
 def serve_words(options: argparse.Namespace) -> list[str]:

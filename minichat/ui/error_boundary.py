@@ -89,8 +89,11 @@ class ErrorBoundary:
         else:
             log.error("%s", context["message"], exc_info=error)
 
-    def handle(self, error: Exception, widget: Widget | None = None) -> None:
-        """Log the error, close the part of the screen if it can be closed, and show a notice."""
+    def handle(self, error: Exception, widget: Widget | None = None, *, asked: bool = False) -> None:
+        """Log the error, close the part of the screen if it can be closed, and show a notice.
+
+        `asked`: by a user's action, whose notice is shown each time.
+        """
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
             error = error.error
         frames = traceback.extract_tb(error.__traceback__)
@@ -101,11 +104,11 @@ class ErrorBoundary:
         if fresh:
             log.error(FAILED, exc_info=error)
         widget = _raised_in(error) or widget
-        self._app.call_later(self._end, widget, f"{type(error).__name__}: {error}", fresh)
+        self._app.call_later(self._end, widget, f"{type(error).__name__}: {error}", fresh or asked)
 
-    def _end(self, widget: Widget | None, error: str, fresh: bool) -> None:
+    def _end(self, widget: Widget | None, error: str, told: bool) -> None:
         part = self._close(widget) if widget is not None else None
-        if part is None and not fresh:
+        if part is None and not told:
             return
         failed = part or widget
         name = _name(failed) if failed else "a part of the program"

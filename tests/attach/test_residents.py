@@ -26,7 +26,7 @@ from engine.host.thread import EngineThread
 from engine.server.http import listen
 from engine.server.http.listen import Server
 from minichat.cli import parser
-from minichat.commands import serve
+from minichat.commands import serve, up
 from minichat.commands.resident import RecordWriter
 from minichat.models import residents
 from minichat.models.residents import Record, Resident, Waiting, home_of
@@ -92,6 +92,22 @@ def end_once_no_other_is_accepted(reply: ClientConnection, resident: Resident) -
     while '"done"' not in sent:
         sent += str(reply.recv(LIMIT))
     return sent
+
+
+def test_folders_are_those_of_the_user_not_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = ["--adapter", "a=sql", "--adapter", "b=someone/sql", "--draft", "small", "--kv-disk", "kv:2"]
+    options = parser().parse_args(["up", *given])
+    up._from_here(options)
+    assert options.adapter == [f"a={tmp_path.resolve() / 'sql'}", "b=someone/sql"]
+    assert (options.draft, options.kv_disk) == (str(tmp_path.resolve() / "small"), f"{tmp_path / 'kv'}:2")
+    options = parser().parse_args(["up", "--draft", "mtp", "--kv-disk", "auto"])
+    up._from_here(options)
+    assert (options.adapter, options.draft, options.kv_disk) == ([], "mtp", "auto")
 
 
 def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:

@@ -6,13 +6,17 @@ import os
 import re
 import sys
 from collections import namedtuple
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.scheduling import policy
 from minichat import __version__
 from minichat.commands import doctor
+from minichat.features import installed
+from minichat.features.feature import Feature
 from tests.cli.conftest import Run
 
 
@@ -144,6 +148,23 @@ def test_a_gpu_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Large GPU, compute 9.0, 60.0 of 80.0 GB free" in out
     assert "Attention on cuda:0" in out
     assert "no GPU" not in out
+
+
+def test_a_policy_that_cannot_be_used_has_its_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("gone", "no.such.module:Gone", policy.GROUP)]
+    monkeypatch.setattr(policy, "entry_points", lambda group: points)
+    out = run("doctor").out
+    assert "(--policy)\n  fcfs, latency, priority\n  cannot load scheduling policy 'gone': No module" in out
+
+
+def test_a_feature_with_invalid_css_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, _ = installed()
+    styles = ("Mine { color: $text-success; }", "Mine { colour: red }", "Mine { color: $nothing; }")
+    mine = [Feature(name=f"mine{at}", title="mine", css=css) for at, css in enumerate(styles)]
+    monkeypatch.setattr(doctor, "installed", lambda: ((*fine, *mine), ()))
+    first, second = doctor._settings()["faults"]
+    assert first == "invalid CSS in the feature mine1 at 'colour:'"
+    assert second.startswith("invalid CSS in the feature mine2: ") and "nothing" in second
 
 
 def test_missing_packages_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
         (["--plot", "no/such/out.svg"], "does not exist"),
         (["--budgets", "64,many"], "--budgets must be numbers of tokens, such as 128,256, not 64,many"),
         (["--budgets", "96", "--plot", "out.svg"], "--plot shows schemes; leave out --budgets"),
+        (["--budgets", "96", "--schemes", "none"], "--schemes has no effect with --budgets"),
         (["--kv", "int8"], "must be given as the scheme kv-int8"),
         (["--tp", "2"], "--tp has no effect on the quality of a scheme; leave it out"),
         (["--pp", "2"], "--pp has no effect on the quality of a scheme; leave it out"),

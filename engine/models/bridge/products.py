@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.api.errors import BadInput
 from engine.models.checkpoint import Header, headers, opened, sliced
-from engine.quant.base import Scheme
+from engine.quant.base import Scheme, make_product
 from engine.quant.registry import choose, named, of_head
 
 # Small products that choose or weigh experts. Their last bits decide which ones run.
@@ -65,7 +65,7 @@ class LinearPlace:
             setattr(self.owner, self.attribute, self.module)
             return
         given = weight.T.contiguous() if self.swapped else weight
-        setattr(self.owner, self.attribute, FoldedProduct(scheme.make(given.data, self.module.bias)))
+        setattr(self.owner, self.attribute, FoldedProduct(make_product(scheme, given.data, self.module.bias)))
         self.module.weight = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
 
 

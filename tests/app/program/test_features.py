@@ -138,6 +138,24 @@ async def test_an_invalid_feature_is_reported_and_the_screen_still_starts(
         await it.until(lambda: panel(it).display), "the one that fits is there"
 
 
+def fails(_: Context) -> None:
+    raise RecursionError("deeper and deeper")
+
+
+@run
+async def test_a_command_that_fails_again_says_so_again(bench: Callable[..., Any]) -> None:
+    mine = Feature(
+        name="mine", title="mine", commands=(ScreenCommand("mine.do", "View", "mine", fails, "f9"),)
+    )
+    async with bench((100, 30), features=(*BUILT_IN, mine)) as it:
+        for times in (1, 2):
+            await it.pilot.press("f9")
+            await it.until(lambda: len(it.notices()) == times)  # noqa: B023
+            it.app.clear_notifications()  # a visible notice is not repeated
+        assert all("failed: RecursionError: deeper and deeper" in each for each in it.notices())
+        it.failures.clear()
+
+
 def test_the_docs_show_this_feature(root: Path) -> None:
     page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     assert f"```python\n{MODULE.read_text(encoding='utf-8')}```\n" in page, "docs/extending.md differs"

@@ -7,7 +7,7 @@ import pytest
 
 from engine.api.commands import SetLatencyTarget
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineDead
 from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.dry import dry_engine
@@ -28,6 +28,33 @@ def test_the_error_for_an_incomplete_policy_names_the_missing_method(monkeypatch
     with pytest.raises(BadInput, match="policy 'half' is not usable: its class lacks rank"):
         policy.choose("half")
     assert "half" not in policy.POLICIES
+
+
+class FailingPolicy:
+    """A policy whose `rank` has a defect."""
+
+    name = "fails"
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        raise ValueError("no such field")
+
+
+def test_a_policy_that_cannot_be_loaded_is_not_listed_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("gone", f"{__name__}:GonePolicy", policy.GROUP)]
+    monkeypatch.setattr(policy, "entry_points", lambda group: points)
+    assert policy.why_not("fcfs") is None
+    assert "cannot load scheduling policy 'gone'" in (policy.why_not("gone") or "")
+    with pytest.raises(BadInput, match=r"available: fcfs, latency, priority$"):
+        policy.choose("other")
+
+
+def test_the_sender_of_a_request_learns_what_is_wrong_with_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy.POLICIES, "fails", FailingPolicy)
+    with closing(EngineThread(dry_engine(EngineConfig(model="pocket", policy="fails")))) as host:
+        stream = host.submit([1, 2], SamplingParams(max_tokens=1))
+        why = r"the engine has stopped: ValueError: no such field \(test_policy.py:\d+, in rank\)"
+        with pytest.raises(EngineDead, match=why):
+            stream.accepted.result()
 
 
 def test_the_target_holds_for_requests_that_arrive_after_it_was_set() -> None:
