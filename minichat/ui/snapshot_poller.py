@@ -29,7 +29,7 @@ class SnapshotPoller:
         self.rate = rate
         self._backend, self._show, self._watched, self._late = backend, show, watched, late
         self._task: asyncio.Task[None] | None = None
-        self._woken = False
+        self._woken = self._again = False
 
     @property
     def resting(self) -> bool:
@@ -41,6 +41,11 @@ class SnapshotPoller:
         self._woken = True
         if self.resting:
             self._task = asyncio.create_task(self._poll(), name="poller")
+
+    def refresh(self) -> None:
+        """Take two snapshots at least: the first one has tiers look for what other programs have stored."""
+        self._again = True
+        self.wake()
 
     def change_rate(self, by: int) -> float:
         """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
@@ -60,10 +65,12 @@ class SnapshotPoller:
                 self._show(snapshot)
                 if not quiet(snapshot):
                     ran = True
-                elif not self._woken:
+                elif not self._woken and not self._again:
                     if ran:
                         tidy()
                     return
+                else:
+                    self._again = False
                 await asyncio.sleep(1 / self.rate)
 
     async def _asked(self) -> Snapshot:
