@@ -5,11 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.api.errors import EngineDead
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import Snapshot, TierView
 from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
 _SLOWEST, _FASTEST = 0.5, 16.0  # snapshots per second
+_SETTLE = 0.1  # seconds that a tier has to look for what other programs have stored
 _PATIENCE = 5.0  # seconds without an answer after which the shown figures are old
 
 
@@ -29,7 +30,8 @@ class SnapshotPoller:
         self.rate = rate
         self._backend, self._show, self._watched, self._late = backend, show, watched, late
         self._task: asyncio.Task[None] | None = None
-        self._woken = self._again = False
+        self._tiers: tuple[TierView, ...] = ()  # as shown
+        self._woken = False
 
     @property
     def resting(self) -> bool:
@@ -43,9 +45,10 @@ class SnapshotPoller:
             self._task = asyncio.create_task(self._poll(), name="poller")
 
     def refresh(self) -> None:
-        """Take two snapshots at least: the first one has tiers look for what other programs have stored."""
-        self._again = True
-        self.wake()
+        """Wake if another program has changed what the tiers hold. Else the idle engine's figures stay."""
+        if self.resting and self._tiers:
+            self._woken = False
+            self._task = asyncio.create_task(self._refresh(), name="poller")
 
     def change_rate(self, by: int) -> float:
         """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
@@ -56,21 +59,28 @@ class SnapshotPoller:
         if self._task is not None:
             self._task.cancel()
 
+    async def _refresh(self) -> None:
+        with suppress(EngineDead):
+            await self._asked()  # has the tiers look
+            await asyncio.sleep(_SETTLE)
+            if (await self._asked()).tiers == self._tiers and not self._woken:
+                return
+        await self._poll()
+
     async def _poll(self) -> None:
         ran = False
         with suppress(EngineDead):
             while self._watched():
                 self._woken = False
                 snapshot = await self._asked()
+                self._tiers = snapshot.tiers
                 self._show(snapshot)
                 if not quiet(snapshot):
                     ran = True
-                elif not self._woken and not self._again:
+                elif not self._woken:
                     if ran:
                         tidy()
                     return
-                else:
-                    self._again = False
                 await asyncio.sleep(1 / self.rate)
 
     async def _asked(self) -> Snapshot:
