@@ -30,7 +30,6 @@ class SnapshotPoller:
         self.rate = rate
         self._backend, self._show, self._watched, self._late = backend, show, watched, late
         self._task: asyncio.Task[None] | None = None
-        self._tiers: tuple[TierView, ...] = ()  # as shown
         self._woken = False
 
     @property
@@ -44,11 +43,11 @@ class SnapshotPoller:
         if self.resting:
             self._task = asyncio.create_task(self._poll(), name="poller")
 
-    def refresh(self) -> None:
+    def refresh(self, shown: tuple[TierView, ...]) -> None:
         """Wake if another program has changed what the tiers hold. Else the idle engine's figures stay."""
-        if self.resting and self._tiers:
+        if shown and self.resting and self._watched():
             self._woken = False
-            self._task = asyncio.create_task(self._refresh(), name="poller")
+            self._task = asyncio.create_task(self._refresh(shown), name="poller")
 
     def change_rate(self, by: int) -> float:
         """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
@@ -59,11 +58,11 @@ class SnapshotPoller:
         if self._task is not None:
             self._task.cancel()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, shown: tuple[TierView, ...]) -> None:
         with suppress(EngineDead):
             await self._asked()  # has the tiers look
             await asyncio.sleep(_SETTLE)
-            if (await self._asked()).tiers == self._tiers and not self._woken:
+            if (await self._asked()).tiers == shown and not self._woken:
                 return
         await self._poll()
 
@@ -73,7 +72,6 @@ class SnapshotPoller:
             while self._watched():
                 self._woken = False
                 snapshot = await self._asked()
-                self._tiers = snapshot.tiers
                 self._show(snapshot)
                 if not quiet(snapshot):
                     ran = True
