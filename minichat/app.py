@@ -293,6 +293,8 @@ class MinichatApp(Notices, inherit_bindings=False):
             if others := self.chats.open_others():
                 self.main.show_others(others)
         self.follow_others()
+        if (shown := self.main.engine.latest) is not None:
+            self.poller.refresh(shown.tiers)  # another program may have stored or cleared blocks
         self._themes.look()
 
     def follow_others(self) -> None:

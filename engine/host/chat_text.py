@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.api.errors import TemplateError
 from engine.api.layout import PromptLayout
 from engine.host.prompts import ChatPrompt, Prompt, prompt_ids, prompt_layout, texts
 from engine.text.chat import ChatFormat
+from engine.text.reasoning import OPEN
 from engine.text.tokenizer import Tokenizer
 
 
@@ -32,6 +34,14 @@ class ChatText:
         """Return the rendered conversation, for display."""
         tools = conversation.tools or None
         return self._chat.text(conversation.messages, tools, **conversation.options)
+
+    def opens_thinking(self, options: Mapping[str, Any] | None = None) -> bool:
+        """Whether the template ends the prompt with <think>, so that a reply starts inside its reasoning."""
+        try:
+            text = self.text(ChatPrompt([{"role": "user", "content": "?"}], (), options or {}))
+        except TemplateError:  # it may still accept the user's messages
+            return False
+        return text.rstrip().endswith(OPEN)
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token inside a text."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from engine.api.errors import BadParams, Ending, EngineError, TemplateError, outside_vocab
+from engine.api.errors import BadParams, Ending, EngineError, outside_vocab
 from engine.api.params import SamplingParams
 from engine.host.client import EngineClient
-from engine.host.prompts import ChatPrompt, Prompt
+from engine.host.prompts import Prompt
 from engine.server.async_engine import AsyncEngine
 from engine.server.config import MAX_CHOICES, ServerConfig
 from engine.server.drain import Drain
@@ -28,7 +28,6 @@ from engine.server.native.replies import ReplyStore
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.tool_calls.formats import style as call_style
 from engine.server.urgency import USUAL, Urgency
-from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
 
@@ -146,12 +145,7 @@ class ServerState:
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()
-            probe = ChatPrompt([{"role": "user", "content": "?"}], (), options)
-            try:
-                text = await self.engine.work(lambda: self.host.text(probe))
-            except TemplateError:  # it may still accept the client's messages
-                text = ""
-            self._opens[mode] = text.rstrip().endswith(OPEN)
+            self._opens[mode] = await self.engine.work(lambda: self.host.opens_thinking(options))
         return self._opens[mode]
 
     def close(self) -> None:

@@ -94,6 +94,7 @@ class FakeBackend:
         self.switched: list[str] = []  # requested models, in order
         self.unloadable: dict[str, EngineError] = {}  # errors by model name
         self.elsewhere = elsewhere
+        self.opens_thinking = False
         self.tags: dict[str, FakeReply] = {}  # replies by tag
         self.past: dict[str, Past] = {}  # replies of earlier screens
         self.quantized: list[str] = []  # requested schemes, in order; empty: canceled

@@ -50,6 +50,7 @@ class Hello(NamedTuple):
     boot: str  # changes with each start of the server
     model: str
     has_template: bool
+    opens_thinking: bool = False
     last_event: str = ""  # the id of the newest event; empty from an older server
 
 
@@ -221,7 +222,8 @@ class Link:
             raise BadWire(f"the server at {place} is not a minichat engine")
         check_version("engine", answer)
         model, last_event = str(answer.get("model", "")), str(answer.get("last_event", ""))
-        return Hello(str(answer["boot"]), model, bool(answer.get("has_template")), last_event)
+        template, opens = (bool(answer.get(each)) for each in ("has_template", "opens_thinking"))
+        return Hello(str(answer["boot"]), model, template, opens, last_event)
 
 
 def _certificates() -> SSLContext:

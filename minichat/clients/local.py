@@ -21,6 +21,7 @@ from engine.api.places import DiskRoom
 from engine.api.snapshot import Snapshot
 from engine.host.handover import Handover, call_on
 from engine.kv.tiers.disk_index import delete_chat
+from engine.text.reasoning import OPEN
 from minichat.clients.bridge import gathered, in_thread
 from minichat.clients.protocol import Pace, Progress, Prompt
 from minichat.shell.interpreter import loading, open_torch
@@ -91,7 +92,7 @@ class LocalBackend:
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._loading = False
+        self._loading = self._opens_thinking = False
         self._trouble = "the engine is not loaded"
 
     @property
@@ -101,6 +102,10 @@ class LocalBackend:
     @property
     def has_template(self) -> bool:
         return self._host.has_template
+
+    @property
+    def opens_thinking(self) -> bool:
+        return self._opens_thinking
 
     async def load(self, progress: Progress) -> Snapshot:
         loop, reported = asyncio.get_running_loop(), 0.0
@@ -117,6 +122,8 @@ class LocalBackend:
                     self._engine = self._launch(self._config, tell)
                 forms = self._converted.setdefault(self._config.model, {})
                 self._unsubscribe = self._engine.subscribe(partial(self._hear, forms))
+                reasons = any(OPEN in each for each in self._engine.templates.values())
+                self._opens_thinking = reasons and self._engine.opens_thinking()
             finally:
                 self._loading = False
             return self._engine.snapshot()

@@ -73,6 +73,11 @@ class Backend(Protocol):
         """Whether it accepts messages, or text only."""
         ...
 
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the template ends the prompt with <think>, so that a reply starts inside its reasoning."""
+        ...
+
     async def load(self, progress: Progress) -> Snapshot:
         """Make the engine ready; raise if the model or the machine does not allow it."""
         ...

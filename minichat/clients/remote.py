@@ -114,7 +114,7 @@ class RemoteBackend:
     def __init__(self, address: Address, home: Home | None = None) -> None:
         self._address, self._home = address, home
         self._link = Link(address, self, home.gone) if home else Link(address, self)
-        self._boot, self._has_template = "", True
+        self._boot, self._has_template, self._opens_thinking = "", True, False
         self._handlers: list[Callable[[Sequence[Event]], None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._last_event = ""
@@ -132,6 +132,10 @@ class RemoteBackend:
     @property
     def has_template(self) -> bool:
         return self._has_template
+
+    @property
+    def opens_thinking(self) -> bool:
+        return self._opens_thinking
 
     # Connection
 
@@ -179,6 +183,7 @@ class RemoteBackend:
             self._words.clear()  # the model may be another one
             self._last_event = hello.last_event  # earlier events are not shown, all later ones are
         self._boot, self._has_template = hello.boot, hello.has_template
+        self._opens_thinking = hello.opens_thinking
 
     # Replies
 

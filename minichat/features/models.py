@@ -66,6 +66,8 @@ class ModelScreen(PickScreen[Model]):
 
     def _fill(self) -> None:
         """Update the list with new results and keep the selection."""
+        if not self.query(OptionList):  # the dialog is closing
+            return
         options = self.query_one(OptionList)
         chosen = self.choice(options.highlighted_option) if options.highlighted else None
         self._list(self.query_one(Input).value)

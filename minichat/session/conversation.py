@@ -296,6 +296,7 @@ class Conversation:
         try:
             await self.services.ready.wait()
             run.sent, requested = self._request_params(), self.chat.params
+            run.parts.opened = run.sent.grammar is None and self.services.backend.opens_thinking
             run.reply = reply = await begin(run, run.sent)
             run.handed.set()
             self.services.took(self, reply.id)

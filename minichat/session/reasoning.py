@@ -10,6 +10,7 @@ from engine.text.reasoning import Thoughts
 class ReplyText:
     """The received text, split."""
 
+    opened: bool = False  # the prompt ends in <think>
     reasoning: str = ""
     text: str = ""
     begins: int = 0  # the index in the raw text at which the answer begins
@@ -26,9 +27,10 @@ class ReplyText:
         self._length += len(piece)
         if self._splitter is None:
             self._start += piece
-            if len(self._start) < len(CHANNEL) and CHANNEL.startswith(self._start):
+            if not self.opened and len(self._start) < len(CHANNEL) and CHANNEL.startswith(self._start):
                 return ""
-            self._splitter = Channels() if self._start.startswith(CHANNEL) else Thoughts()
+            channels = not self.opened and self._start.startswith(CHANNEL)
+            self._splitter = Channels() if channels else Thoughts(opened=self.opened)
             piece = self._start
         return self._add(*self._splitter.push(piece))
 

@@ -136,7 +136,7 @@ class RunningReply:
 
     def _sample(self) -> Sample:
         """Another sample, which begins with the same copied tokens."""
-        sample = Sample(tokens=self.copied)
+        sample = Sample(ReplyText(self.parts.opened), self.copied)
         sample.parts.push(self.pieces[0][1] if self.copied else "")
         return sample
 

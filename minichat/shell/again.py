@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from minichat.shell.streams import let_flow
+
 _OPTIONS = {"runs_in": "engine", "no_screen": "no-screen"}  # attributes whose option has another name
 _RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
 _PLACES = ("url",)  # positional arguments
@@ -27,7 +29,7 @@ def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
 
 def announce() -> None:
     """Say what happens on the shell's screen, which shows until the new program draws its first frame."""
-    print("minichat: restarting ...", end="\r", flush=True)
+    _show("minichat: restarting ...\r")
 
 
 def restart(words: Sequence[str]) -> None:
@@ -42,5 +44,11 @@ def restarted() -> bool:
     Removes what the program before has announced.
     """
     if again := bool(os.environ.pop(_RESTARTED, "")):
-        print("\x1b[K", end="", flush=True)
+        _show("\x1b[K")
     return again
+
+
+def _show(text: str) -> None:
+    """Ctrl+S, meant for a screen but typed between the two programs, has stopped the terminal."""
+    let_flow(sys.stdout)
+    print(text, end="", flush=True)

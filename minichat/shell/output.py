@@ -11,6 +11,8 @@ from textual.drivers import linux_driver
 from textual.drivers._writer_thread import WriterThread
 from textual.drivers.linux_driver import LinuxDriver
 
+from minichat.shell.streams import let_flow
+
 _SLOW = 0.1  # seconds of one write; a terminal that keeps up takes it at once
 _RECENTLY = 10.0  # seconds in which the output of a slow write may still be in the system's buffer
 _PATIENCE = 0.3  # seconds for what is queued before it is dropped
@@ -63,8 +65,7 @@ class Output(WriterThread):
         with suppress(OSError, termios.error):
             if os.isatty(self.fileno()):
                 termios.tcflush(self.fileno(), termios.TCOFLUSH)
-                for action in (termios.TCOOFF, termios.TCOON):  # wakes a write that waits for room
-                    termios.tcflow(self.fileno(), action)
+                let_flow(self._file)
 
 
 class TerminalDriver(LinuxDriver):

@@ -4,6 +4,9 @@ import errno
 import io
 import os
 import sys
+import termios
+from contextlib import suppress
+from typing import IO
 
 _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
@@ -25,6 +28,14 @@ def settle() -> None:
             setattr(sys, f"__{name}__", nowhere)  # used by the screen
     _replace_errors(sys.stdin, "surrogateescape")
     _replace_errors(sys.stdout, "backslashreplace")
+
+
+def let_flow(file: IO[str]) -> None:
+    """Continue output to a terminal that Ctrl+S has stopped, and wake a write that waits for room."""
+    with suppress(OSError, termios.error):
+        if os.isatty(file.fileno()):
+            for action in (termios.TCOOFF, termios.TCOON):
+                termios.tcflow(file.fileno(), action)
 
 
 def of_output(error: OSError) -> bool:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.api.errors import EngineDead
-from engine.api.snapshot import Snapshot
+from engine.api.snapshot import Snapshot, TierView
 from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
 _SLOWEST, _FASTEST = 0.5, 16.0  # snapshots per second
+_SETTLE = 0.1  # seconds that a tier has to look for what other programs have stored
 _PATIENCE = 5.0  # seconds without an answer after which the shown figures are old
 
 
@@ -42,6 +43,12 @@ class SnapshotPoller:
         if self.resting:
             self._task = asyncio.create_task(self._poll(), name="poller")
 
+    def refresh(self, shown: tuple[TierView, ...]) -> None:
+        """Wake if another program has changed what the tiers hold. Else the idle engine's figures stay."""
+        if shown and self.resting and self._watched():
+            self._woken = False
+            self._task = asyncio.create_task(self._refresh(shown), name="poller")
+
     def change_rate(self, by: int) -> float:
         """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
         self.rate = min(max(self.rate * 2**by, _SLOWEST), _FASTEST)
@@ -50,6 +57,14 @@ class SnapshotPoller:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    async def _refresh(self, shown: tuple[TierView, ...]) -> None:
+        with suppress(EngineDead):
+            await self._asked()  # has the tiers look
+            await asyncio.sleep(_SETTLE)
+            if (await self._asked()).tiers == shown and not self._woken:
+                return
+        await self._poll()
 
     async def _poll(self) -> None:
         ran = False

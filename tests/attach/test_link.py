@@ -26,7 +26,8 @@ from minichat.clients.link import Link
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from tests.app.conftest import at_once, run, whole
 from tests.attach.conftest import Attached, attached, no_progress, text_of
-from tests.server.conftest import KEY, Served, dry, serving, user
+from tests.server.conftest import KEY, Served, dry, saying, serving, user
+from tests.server.tools.test_tools import THINKING
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
 BYTES = (1, 30, 90, 150, 260, 400, 700, 1500)
@@ -41,6 +42,13 @@ async def wait_for_steps(it: Attached, server: Served) -> None:
     """Wait until the engine has run several steps."""
     before = server.host.snapshot().step
     await it.until(lambda: server.host.snapshot().step > before + 3)
+
+
+@run
+async def test_a_screen_knows_that_the_template_opens_the_reasoning(tmp_path: Path) -> None:
+    with serving(saying(tmp_path, "hm</think>yes", THINKING)) as served:
+        async with attached(served) as it:
+            assert it.backend.opens_thinking
 
 
 @run

@@ -2,8 +2,10 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from minichat.commands.generate import unread_input
 from minichat.shell.again import announce, restart, restarted, words_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run
+from tests.waiting import becomes
 
 OPTIONS = ["--max-tokens", "4", "--temperature", "0", "--blocks", "200"]
 
@@ -168,6 +171,28 @@ def test_the_restarted_program_removes_what_the_one_before_has_announced(
     assert capsys.readouterr().out == "\x1b[K"
     assert not restarted()
     assert not capsys.readouterr().out
+
+
+def test_a_restart_does_not_wait_for_a_terminal_that_control_s_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No screen reads the keys between the two programs."""
+    monkeypatch.setenv("MINICHAT_RESTARTED", "1")
+    ours, theirs = os.openpty()
+    taken = select.poll()
+    taken.register(theirs, select.POLLOUT)
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        os.write(ours, b"\x13")
+        assert becomes(lambda: not taken.poll(0))
+        thread = threading.Thread(target=restarted, daemon=True)
+        thread.start()
+        thread.join(5)
+        stuck = thread.is_alive()
+        os.write(ours, b"\x11")
+        assert not stuck
+        assert os.read(ours, 9).endswith(b"\x1b[K")
+    os.close(ours)
 
 
 # Paths

@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,17 @@ def test_engines_share_blocks_while_they_run(tmp_path: Path) -> None:
         assert becomes(found)
         assert ask(other, LONG) == alone(LONG, 4)
         assert computed(other) < 30
+
+
+def test_the_blocks_shown_are_those_on_disk_while_nothing_asks_for_one(tmp_path: Path) -> None:
+    """`minichat cache --clear` beside an engine whose snapshots are taken."""
+    with disk_engine(tmp_path) as (engine, tier):
+        ask(engine, LONG)
+        tier.flush()
+        assert engine.snapshot().tiers[0].in_use == 5
+        with closing(DiskIndex(tmp_path, 64 * 4096)) as index:
+            index.clear()
+        assert becomes(lambda: engine.snapshot().tiers[0].in_use == 0)
 
 
 def test_names_of_another_model_scheme_or_tenant_are_never_found(tmp_path: Path) -> None:

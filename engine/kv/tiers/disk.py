@@ -67,6 +67,7 @@ class DiskTier(Tier):
 
     @property
     def used(self) -> int:
+        self._look_soon()  # a later snapshot shows what other programs have stored or cleared
         return len(self._slots) + len(self._waiting)
 
     def room(self) -> int:
@@ -75,9 +76,7 @@ class DiskTier(Tier):
         return max(0, self._most_waiting // self._stride - len(self._waiting))
 
     def holds(self, names: Sequence[BlockName]) -> int:
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK
-            self._writer.submit(self._guarded, self._look)
+        self._look_soon()
         return front(names, lambda name: name in self._slots or name in self._waiting)
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
@@ -135,6 +134,11 @@ class DiskTier(Tier):
         self._ended = True
         for pool in self._readers, self._writer:
             pool.shutdown(wait=not working)
+
+    def _look_soon(self) -> None:
+        if time.monotonic() >= self._look_at and not self._ended:
+            self._look_at = time.monotonic() + _LOOK
+            self._writer.submit(self._guarded, self._look)
 
     def _too_small(self) -> str:
         """A sentence if there is not even room for one block."""

@@ -13,6 +13,7 @@ from engine.server.http.bodies import read_as
 from engine.server.http.connection import state_of
 from engine.server.native.prometheus import MEDIA_TYPE
 from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
+from engine.server.state import mode_of
 
 router = APIRouter()
 _TIMEOUT = 10.0  # seconds without a response after which the engine counts as failed
@@ -49,7 +50,7 @@ async def metrics(request: Request) -> Response:
 async def engine(request: Request) -> dict[str, Any]:
     """Return a summary of the server. /engine/snapshot has the full state."""
     state = state_of(request)
-    shot = await state.engine.snapshot()
+    shot, template = await state.engine.snapshot(), state.host.has_template
     return {
         "v": VERSION,
         "version": state.config.version,
@@ -59,7 +60,8 @@ async def engine(request: Request) -> dict[str, Any]:
         "state": shot.state,
         "error": shot.error,
         "draining": state.drain.begun,
-        "has_template": state.host.has_template,
+        "has_template": template,
+        "opens_thinking": template and await state.opens_thinking(mode_of({}), {}),
         "tools": state.tool_style,
         "max_context": shot.max_context,
         "quantization": shot.quantization,

@@ -13,11 +13,12 @@ from minichat.ui.panes.pane import ChatPane
 
 
 class FindBar(Horizontal):
-    """The search text. Enter goes to the next match, Esc closes the bar."""
+    """The search text. Enter goes to the next match, Tab to the messages, and Esc closes the bar."""
 
     HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "back"), ("Esc", "done"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
+        Binding("tab", "read", show=False),
         Binding("down", "step(1)", show=False),
         Binding("shift+enter,up", "step(-1)", show=False),
     ]
@@ -37,6 +38,7 @@ class FindBar(Horizontal):
 
     def on_mount(self) -> None:
         self.watch(self._pane.head, "figures", self._show_place)  # they change as a reply grows
+        self.watch(self._pane.transcript, "steps", self._show_place)
 
     def open(self, text: str = "", message: int | None = None) -> None:
         """Open the bar, maybe at the first hit of a text in a message."""
@@ -60,7 +62,10 @@ class FindBar(Horizontal):
 
     def action_step(self, by: int) -> None:
         self._pane.transcript.find_next(by)
-        self._show_place()
+
+    def action_read(self) -> None:
+        """Tab: to the messages, whose keys step through the matches, too."""
+        self._pane.transcript.focus()
 
     def action_leave(self) -> None:
         self.display = False

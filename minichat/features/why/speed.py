@@ -42,12 +42,13 @@ class Speed:
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
     ranks: int = 0  # that share the model
+    requests: bool = False  # whether there are some
     joining: float = 0.0  # the share of the time that they spend in exchanges
     traffic: float = 0.0  # bytes per second that each sends to the others
 
     @property
     def idle(self) -> bool:
-        return not self.steps
+        return not self.steps and not self.requests
 
 
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
@@ -76,6 +77,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         arithmetic=arithmetic,
         split=shot.split,
         ranks=len(shot.ranks),
+        requests=bool(shot.requests),
         joining=shot.joining,
         traffic=shot.traffic,
     )
@@ -114,6 +116,8 @@ def _sentence(
     weights_first: bool,
     attention: float,
 ) -> str:
+    if not shot.rates.steps and shot.requests:
+        return "A reply is under way, but no step has ended in the last second."
     if not shot.rates.steps:
         return "The engine is idle. Send a message, then open this again."
     if speeds is None:

@@ -49,6 +49,8 @@ class PaneHead(Widget):
 class ChatTranscript(Transcript):
     """Loads the older messages of its chat before it goes to the first one."""
 
+    steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
+
     def __init__(self, glyphs: Glyphs, read_all: Callable[[], None]) -> None:
         super().__init__(glyphs)
         self._read_all = read_all
@@ -56,6 +58,11 @@ class ChatTranscript(Transcript):
     def action_scroll_home(self) -> None:
         self._read_all()
         super().action_scroll_home()
+
+    def find_next(self, by: int = 1) -> bool:
+        found = super().find_next(by)
+        self.steps += 1
+        return found
 
 
 class ChatPane(Vertical):

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from engine.api.snapshot import TierView
 from minichat.chats.model import Message, ReplyStats
 from minichat.chats.store import Store
+from minichat.clients.fake import FakeBackend
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.shell.paths import locate
-from tests.app.conftest import Clock, run
+from tests.app.conftest import Clock, run, snapshot
 
 
 @pytest.fixture
@@ -303,3 +305,24 @@ async def test_an_edit_does_not_remove_unseen_messages(bench: Callable[..., Any]
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 2)
         assert [turn["content"] for turn in it.replies[-1].prompt] == ["instead", "hello!"]
+
+
+@run
+async def test_the_monitor_counts_the_blocks_on_disk_again_at_a_focus(bench: Callable[..., Any]) -> None:
+    """The first snapshot has the engine look at the disk, and the second one shows what it found.
+
+    Where that is nothing, the graphs keep the last reply.
+    """
+    before, same, after = (
+        snapshot(step, tiers=(TierView("disk", used, 9),)) for step, used in ((1, 7), (2, 7), (3, 0))
+    )
+    backend = FakeBackend([*[before] * 100, *[same] * 100, after])
+    async with bench((120, 40), backend=backend) as it:
+        await it.until(lambda: "disk 7/9" in it.screen_text() and it.app.poller.resting)
+        backend.snapshots_taken = 100
+        it.app.on_app_focus()
+        await it.until(lambda: backend.snapshots_taken == 102 and it.app.poller.resting)
+        assert it.main.engine.latest is before
+        backend.snapshots_taken = 199
+        it.app.on_app_focus()
+        await it.until(lambda: "disk 0/9" in it.screen_text())

@@ -9,7 +9,7 @@ import pytest
 
 from engine.api.errors import EngineDead
 from engine.api.events import Delta
-from engine.api.params import SamplingParams
+from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
 from minichat.features.chats import chats
@@ -244,6 +244,18 @@ async def test_reasoning_is_stored_separately(bench: Callable[..., Any]) -> None
         message = it.app.chats.active.chat.messages[-1]
         assert (message.reasoning, message.text) == ("hm, well", "yes")
         assert [turn["content"] for turn in (await it.say("so?")).prompt] == ["hello", "yes", "so?"]
+
+
+@run
+async def test_reasoning_that_the_template_opens_is_no_answer(bench: Callable[..., Any]) -> None:
+    """As with QwQ. A grammar leaves no room for it."""
+    async with bench() as it:
+        it.backend.opens_thinking = True
+        await it.answered(await it.say("hello"), "hm, well\n</think>\n\nyes")
+        it.app.chats.active.tune(SamplingParams(grammar=Grammar("regex", "no")))
+        await it.answered(await it.say("so?"), "no")
+        replies = [each for each in it.app.chats.active.chat.messages if each.role == "assistant"]
+        assert [(each.reasoning, each.text) for each in replies] == [("hm, well", "yes"), ("", "no")]
 
 
 @run

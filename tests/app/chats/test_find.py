@@ -44,6 +44,17 @@ async def test_it_shows_its_label_and_keys(bench: Callable[..., Any], size: tupl
 
 
 @run
+async def test_tab_goes_to_the_messages_whose_keys_go_from_match_to_match(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:  # with the monitor beside the chat
+        await it.answered(await it.say("hello"), "needle needle")
+        await it.pilot.press("ctrl+f", *"needle", "tab")
+        assert it.app.focused is it.main.transcript
+        for key, place in (("n", "2 of 2"), ("N", "1 of 2")):
+            await it.pilot.press(key)
+            await it.until(lambda place=place: f"{place} " in it.screen_text())
+
+
+@run
 @pytest.mark.parametrize("opener", ["f3", *soak("f2", "f4")])
 async def test_it_replaces_what_covers_the_chat(bench: Callable[..., Any], opener: str) -> None:
     """On a small screen a drawer would otherwise cover the chat that is searched."""

@@ -106,6 +106,18 @@ def test_reasoning(raw: str, reasoning: str, text: str) -> None:
     assert (parts.reasoning, parts.text) == (reasoning, text)
 
 
+@pytest.mark.parametrize(
+    ("raw", "reasoning", "text"),
+    [("why</think>\n\nso", "why", "so"), ("\nwhy", "why", ""), ("<|channel|></think>a", "<|channel|>", "a")],
+)
+def test_reasoning_that_the_template_opens(raw: str, reasoning: str, text: str) -> None:
+    parts = ReplyText(opened=True)
+    for letter in raw:
+        parts.push(letter)
+    parts.flush()
+    assert (parts.reasoning, parts.text) == (reasoning, text)
+
+
 class CountingStream:
     """A stream that counts how often its reader has to wait."""
 

@@ -242,6 +242,17 @@ async def test_models_of_a_typed_folder_are_listed(bench: Callable[..., Any], tm
 
 
 @run
+async def test_results_for_a_dialog_that_is_closing_are_dropped(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("alt+o")
+        dialog = it.app.screen
+        assert isinstance(dialog, ModelScreen)
+        await it.pilot.press("escape")
+        await it.until(lambda: not dialog.query(Input))
+        dialog.on_resize()
+
+
+@run
 async def test_a_folder_that_hangs_blocks_neither_keys_nor_other_sources(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

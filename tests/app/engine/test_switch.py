@@ -32,7 +32,7 @@ from tests.waiting import LIMIT, until
 
 @run
 async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> None:
-    one, two = write_model(tmp_path / "one", TEMPLATE), write_model(tmp_path / "two")
+    one, two = write_model(tmp_path / "one", f"{TEMPLATE}<think>\n"), write_model(tmp_path / "two")
     models: list[weakref.ref] = []
 
     def launch(config: EngineConfig, progress: Progress) -> Any:
@@ -48,11 +48,12 @@ async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> No
     backend.subscribe(received.extend)
     progress: list[tuple[int, int]] = []
     first = await backend.load(lambda *bytes: None)
-    assert (first.model, backend.has_template) == ("one", True)
+    assert (first.model, backend.has_template, backend.opens_thinking) == ("one", True, True)
     reply = await backend.submit("the", SamplingParams(max_tokens=60))
 
     second = await backend.switch(str(two), lambda *bytes: progress.append(bytes))
     assert (second.model, backend.has_template) == ("two", False)
+    assert not backend.opens_thinking
     assert progress[-1][0] == progress[-1][1] > 0
     last = (await whole(reply))[-1]
     assert last.finish
@@ -162,7 +163,7 @@ async def test_a_model_comes_back_in_the_form_it_was_converted_to(tmp_path: Path
 async def test_who_subscribes_while_the_engine_loads_hears_each_event_once() -> None:
     loop, subscribed = asyncio.get_running_loop(), threading.Event()
     heard, asked = list[Event](), list[Handler]()
-    bus, engine = Bus(), SimpleNamespace(snapshot=lambda: None, close=lambda: None)
+    bus, engine = Bus(), SimpleNamespace(templates={}, snapshot=lambda: None, close=lambda: None)
     backend = LocalBackend(EngineConfig(model="pocket"), lambda *_: engine)
 
     def subscribe(handler: Handler) -> Callable[[], None]:

@@ -138,6 +138,11 @@ def test_unknown_figures_are_not_shown() -> None:
     assert quiet.idle
     assert quiet.sentence == "The engine is idle. Send a message, then open this again."
     assert quiet.memory.amount == 0
+    begun = explain(snapshot(running=(0,)), SPEEDS)
+    assert (begun.idle, begun.sentence) == (
+        False,
+        "A reply is under way, but no step has ended in the last second.",
+    )
     unmeasured = explain(shot(StepTimes(launch=0.0125)), None)
     assert unmeasured.sentence == "The device is being measured."
     assert unmeasured.memory.share == 0
