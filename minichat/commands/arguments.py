@@ -74,7 +74,10 @@ def _add_scheduling(group: argparse._ArgumentGroup) -> None:
 
 def _add_cache_size(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
+        "--blocks",
+        type=whole,
+        metavar="N",
+        help="KV cache blocks (default: from free memory; on a CPU at most for 32 full contexts)",
     )
     group.add_argument(
         "--kv-host",

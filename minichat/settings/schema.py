@@ -114,7 +114,10 @@ class EngineSettings:
         "Where the engine runs: in a thread of this program or in its own process.",
     )
     blocks: int | None = setting(
-        None, whole(1, 2**31 - 1), "Blocks of the KV cache; if unset, as many as fit in free memory."
+        None,
+        whole(1, 2**31 - 1),
+        "Blocks of the KV cache; if unset, as many as fit in free memory, on a CPU at most for 32 full "
+        "contexts.",
     )
     kv_host: float | None = setting(
         None,

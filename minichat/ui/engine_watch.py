@@ -53,6 +53,8 @@ class EngineWatch:
             self.at_work = snapshot
         elif before is not None and before is self.at_work and snapshot.step_times.total:
             self.at_work = _to_its_end(before, snapshot)
+        elif snapshot.rates.steps and not (before is not None and before.rates.steps):
+            self.at_work = replace(snapshot)  # a run since the one before, and already over
         self._signals.snapshot(snapshot)
         for each in tuple(self.observers):
             self._show_to(each, snapshot)

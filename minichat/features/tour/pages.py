@@ -160,7 +160,7 @@ PAGES = (
     Page(
         "Preemption",
         "Three chats send a message at once; together they need more blocks than exist.",
-        "Look at {where}: the cache fills up, one of the three is preempted (X) and resumes later.",
+        "Look at {where}: the cache fills up, two of the three are preempted (X) and resume later.",
         _preemption,
     ),
     Page(

@@ -115,7 +115,8 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     lines = [Content.styled(trouble or speed.sentence, "bold"), Content("")]
     lines += _step(speed, width, signs)
     lines += _use("memory", speed.memory, "/s", width, signs)
-    parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache per step"
+    blocks = f", {size(speed.cache)} of KV cache" if speed.cache or speed.idle else ""  # else not known
+    parts = f"{size(speed.weights)} of weights{blocks} per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
     held = size(speed.held)  # as the monitor shows it
     if 0 < speed.weights < speed.held and held != size(speed.weights):

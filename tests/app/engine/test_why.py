@@ -253,6 +253,26 @@ async def test_a_run_between_two_snapshots_is_explained_in_full(bench: Callable[
         await it.until(lambda: "1.0 rows, 1.3 tokens per step, 100 steps/s" in it.screen_text())
 
 
+@run
+async def test_a_run_of_which_no_snapshot_shows_a_step_is_explained(bench: Callable[..., Any]) -> None:
+    """A short reply starts and ends between two snapshots."""
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.app.poller.stop()
+        it.main.show_snapshot(snapshot(2000, step_times=StepTimes(launch=0.0125)))  # at rest
+        queued = snapshot(2001, (2,), step_times=StepTimes(launch=0.0125))
+        it.main.show_snapshot(queued)
+        ended = shot(StepTimes(launch=0.0231), rows=0.0)
+        rates = Throughput(decode=80.0, prefill=20.0, steps=80.0, batch=1.0, step_tokens=1.3)
+        it.main.show_snapshot(replace(ended, rates=rates))
+        it.main.show_snapshot(snapshot(2003, step_times=StepTimes(launch=0.0231)))  # at rest
+        await it.pilot.press("f8")
+        await it.until(lambda: "(last run)" in it.screen_text() and "GB/s measured" in it.screen_text())
+        assert "launch 23 ms" in it.screen_text()
+        assert "1.0 rows, 1.3 tokens per step, 80 steps/s" in it.screen_text()
+        assert "100 MB of weights per step" in it.screen_text(), "its blocks are not known"
+
+
 @pytest.mark.parametrize(("weights", "shown"), [(126_000_000, True), (100_000_000, False), (0, False)])
 def test_weights_that_are_not_read_are_named(weights: int, shown: bool) -> None:
     """The monitor and F4 show those in memory."""

@@ -58,7 +58,9 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         await it.until(lambda: "A tour of the engine" in it.screen_text())
         backend.subscribe(received.extend)
         seen = []
+        preempted = []  # requests, of each page
         for page in PAGES[1:-1]:
+            before = len(received)
             await it.pilot.press("enter")
             assert page.title in it.screen_text()
             assert "Look at" in it.screen_text()
@@ -68,6 +70,7 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
             assert page.title in it.screen_text()
             assert "KV [" in it.screen_text(), "the engine line stays visible"
             seen.append(outcome(it))
+            preempted.append({each.request for each in received[before:] if isinstance(each, Preempted)})
         kinds = {type(event) for event in received}
         assert kinds >= {Admitted, FirstToken, Forked, Copied, Preempted, Resumed, Updated}
         cached = [event.cached for event in received if isinstance(event, Admitted)]
@@ -78,6 +81,8 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         assert f"block {copied.block} was copied to {copied.to}" in seen[2]
         assert " blocks and recomputed none" in seen[2] and "  " not in seen[2]
         assert "resumed automatically" in seen[3]
+        assert len(preempted[3]) == 2
+        assert "two of the three are preempted" in PAGES[4].watch
         assert "greedy" in seen[4]
         switched = next(event for event in received if isinstance(event, Quantized))
         assert (switched.scheme, switched.error) == (SCHEME, "")
