@@ -122,7 +122,7 @@ def test_a_search_cannot_be_forked(engine: Engine) -> None:
     result, other = Outputs(), Outputs()
     id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=9), result)
     turn(engine)
-    with pytest.raises(BadInput, match="set beams to 1 to fork it"):
+    with pytest.raises(BadInput, match=r"choose another strategy \(beams 1\) to fork it"):
         engine.fork(id, other)
     engine.abort(id)
     drain(engine)
