@@ -13,7 +13,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
 from minichat.chats.model import Message
-from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
+from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 
@@ -124,10 +124,13 @@ class Talk:
         try:
             stream = self.host.submit(self.messages, self.params, adapter=self.adapter)
             stream.accepted.result()  # a refusal raises here
+            opened = opening(self.host, self.params)
             for delta in stream:
                 tokens += len(delta.tokens)
-                pieces.append(delta.text)
-                print(delta.text, end="", flush=True)
+                if delta.text:
+                    pieces.append(opened + delta.text)
+                    opened = ""
+                    print(pieces[-1], end="", flush=True)
         except EngineError as error:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1

@@ -16,7 +16,7 @@ from engine.api.errors import BadInput, BadParams, EngineError
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
-from minichat.commands.options import engine_config, failed, reply_adapter, running, sampling
+from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned
@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
                 )
                 raw = True
             answer = _reply if params.n == 1 else _replies
-            code = answer(host, _messages(options, text) if not raw else text, params, options)
+            opened = "" if raw else opening(host, params)
+            code = answer(host, _messages(options, text) if not raw else text, params, options, opened)
         if options.command == "generate" and not options.raw:
             _warn_of_files(options)
         if sys.stderr.isatty() and unread_input():
@@ -91,6 +92,8 @@ def _prompt(options: argparse.Namespace) -> str:
     words = [word for word in options.text if word != _STDIN]
     piped = _piped() if words != options.text or not words else ""
     text = " ".join(words)
+    if words != options.text and text.strip() and not (options.raw or piped.strip() or sys.stdin.isatty()):
+        raise BadInput("standard input is empty, so nothing was sent; without - the text is sent alone")
     if options.raw or not text.strip() or not piped.strip():
         text += piped
     else:  # attach the input, as the screen does
@@ -166,7 +169,7 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
+def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
@@ -175,10 +178,12 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
         tokens += len(delta.tokens)
         if first is None:
             first, at_first = time.monotonic(), tokens
-        pieces.append(delta.text)
-        if not as_json:
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
+        if delta.text:
+            pieces.append(opened + delta.text)
+            opened = ""
+            if not as_json:
+                sys.stdout.write(pieces[-1])
+                sys.stdout.flush()
     ended = time.monotonic()
     if as_json:
         record = {
@@ -215,11 +220,12 @@ def _report_cut(which: str, finish: Finish | None, tokens: int, params: Sampling
     return 0
 
 
-def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
+def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> int:  # type: ignore[no-untyped-def]
     """Print several replies once all have ended, numbered or as a JSON list."""
     began = time.monotonic()
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     replies = stream.results()
+    texts = [reply.text and opened + reply.text for reply in replies]
     if options.verbose:
         count = sum(len(each.tokens) for each in replies)
         print(
@@ -228,20 +234,20 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     if options.json:
         records = [
             {
-                "text": reply.text,
+                "text": text,
                 "finish": reply.finish.value,
                 "score": reply.score,
                 "prompt_tokens": stream.prompt_tokens,
                 "tokens": len(reply.tokens),
             }
-            for reply in replies
+            for reply, text in zip(replies, texts, strict=True)
         ]
         print(json.dumps(records))
     code = 0
-    for number, reply in enumerate(replies, 1):
+    for number, (reply, text) in enumerate(zip(replies, texts, strict=True), 1):
         score = "" if reply.score is None else f" {reply.score:.3f}"
         if not options.json:
-            print(f"[{number}]{score}\n{reply.text}" + "\n" * (number < len(replies)))
+            print(f"[{number}]{score}\n{text}" + "\n" * (number < len(replies)))
         cut = _report_cut(f"reply {number}", reply.finish, len(reply.tokens), params, options.json)
         code = max(code, cut)
     return code

@@ -142,6 +142,14 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
         logging.getLogger("minichat").removeHandler(warnings)
 
 
+def opening(host: "EngineThread", params: SamplingParams) -> str:
+    """What the template has already written of a reply: <think>. A grammar leaves no room for reasoning."""
+    from engine.text.reasoning import OPEN
+
+    opens = params.grammar is None and host.has_template and host.opens_thinking()
+    return f"{OPEN}\n" if opens else ""
+
+
 def picture_file(name: str | None) -> Path | None:
     """The file of --plot, checked before the measurement, which takes minutes."""
     if name is None:

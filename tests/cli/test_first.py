@@ -68,6 +68,19 @@ def test_a_dash_attaches_piped_input_to_generate(
     assert run("generate", "-", *words).out == plain
 
 
+def test_a_dash_without_input_sends_nothing(
+    run: Run, pipe: Callable[[bytes], None], long_model: Path
+) -> None:
+    """As of `git diff | minichat generate "review this" -` without changes."""
+    words = ("--model", long_model, *OPTIONS)
+    for nothing in (b"", b" \n"):
+        pipe(nothing)
+        ran = run("generate", "review this", "-", *words)
+        assert (ran.code, ran.out) == (2, "") and "standard input is empty" in ran.err
+    pipe(b"")
+    assert run("generate", "review this", "-", "--raw", *words).code == 0
+
+
 def test_unread_piped_input_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     with open(ours) as end, open(theirs, "w") as other:
