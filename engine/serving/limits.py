@@ -89,7 +89,8 @@ class Limits:
 def check_fork(parent: int, beams: int, params: SamplingParams | None) -> None:
     if beams > 1:
         raise BadInput(
-            f"request {parent} is a beam search with {beams} beams; choose another strategy (beams 1) to fork it"
+            f"request {parent} is a beam search with {beams} beams; "
+            "choose another strategy (beams 1) to fork it"
         )
     if params is not None:
         asked = {"prompt_logprobs": params.prompt_logprobs is not None, "pooling": bool(params.pooling)}
