@@ -139,14 +139,14 @@ FITTING = {room: pictures.split() for room, pictures in _FITTING.items()}
 CHEERFUL = ("greetings", "thanks", "praise", "laughter", "assent")  # where emoji of joy fit, too
 NEWS = {  # asks for nothing; the last two of each are held out
     "joy": (
-        "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our club|My school] [won|just won][ today| the match| the cup|||]",
+        "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our team|My school] [won|just won][ today| the game| the cup|||]",
         "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
         "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
         "I was accepted at the conservatory", "Our bakery just opened its doors",
     ),
     "sorrow": (
-        "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our club|My school] [lost|just lost][ today| the match| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|did not take me]", "[Nobody|No one] came to my [party|birthday|concert]",
-        "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|did not get the job|missed my flight|have to move away|was fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
+        "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our team|My school] [lost|just lost][ today| the game| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|said no]", "[Nobody|No one] came to my [party|birthday|concert]",
+        "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|didn't get the job|missed my flight|have to move|got fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
         "[sigh|oh no|ugh|noooo|sniff]", "The landlord refused my application", "My violin audition was a disaster",
     ),
 }  # fmt: skip
