@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import EngineError
-from engine.gguf.header import is_gguf
+from engine.gguf.header import is_gguf, read_header
 from engine.models.checkpoint import shards
 from engine.models.config_json import config_fields, read_config, refuse_quantized
 from engine.models.families import named
@@ -41,6 +41,10 @@ def support(folder: Path) -> Support:
         else:
             refuse_quantized(fields)
             _check_head(fields)
+        if is_gguf(folder):
+            from engine.text.gguf import refuse_tokenizer  # it imports the library of tokenizers
+
+            refuse_tokenizer(read_header(folder))
     except (EngineError, OSError) as error:
         problem = str(error).removeprefix(f"{file}: ").replace(f"{folder}/", "").replace(f"{folder} ", "it ")
         return Support(family, size, native, problem)

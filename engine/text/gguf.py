@@ -49,14 +49,13 @@ _START = ("llama3", "llama-v3", "llama-bpe", "tekken")  # a text starts with the
 def gguf_text_files(path: Path) -> TextFiles:
     """Return what the text files of a checkpoint would hold."""
     file = read_header(path)
-    if file.text("tokenizer.ggml.model") in (None, "none", "no_vocab"):
-        raise UnsupportedModel(f"{path} has no tokenizer")
+    refuse_tokenizer(file)
     tokens = [str(token) for token in file.items("tokenizer.ggml.tokens")]
     try:
         tokenizer = _tokenizer(file, tokens)
         tokenizer.add_special_tokens([*_added(file, tokens, _CONTROL, special=True)])
         tokenizer.add_tokens([*_added(file, tokens, _USER_DEFINED, special=False)])
-    except (BadCheckpoint, UnsupportedModel):
+    except BadCheckpoint:
         raise
     except Exception as error:  # the library raises bare Exception for any problem
         raise BadCheckpoint(f"cannot load the tokenizer of {path}: {error}") from error
@@ -69,16 +68,26 @@ def gguf_text_files(path: Path) -> TextFiles:
     )
 
 
+def refuse_tokenizer(file: GgufFile) -> None:
+    """Raise if the tokenizer is of a kind that cannot be read, judged by its names only."""
+    kind, pre = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre")
+    if kind in (None, "none", "no_vocab"):
+        raise UnsupportedModel(f"{file.path} has no tokenizer")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer.ggml.model is {kind!r:.80}; of GGUF files, gpt2 and llama can be read"
+        )
+    known = (*_SPLITS, *_GPT2, *_DIGITS)
+    if kind == "gpt2" and pre not in known:
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer.ggml.pre is {pre!r:.80}, which says how a text is split into words; "
+            f"{', '.join(known)} can be read"
+        )
+
+
 def _tokenizer(file: GgufFile, tokens: list[str]) -> Tokenizer:
-    kind = file.text("tokenizer.ggml.model")
-    match kind:
-        case "gpt2":
-            return _byte_level(file, tokens)
-        case "llama":
-            return _sentencepiece(file, tokens)
-    raise UnsupportedModel(
-        f"{file.path}: tokenizer.ggml.model is {kind!r:.80}; of GGUF files, gpt2 and llama can be read"
-    )
+    byte_level = file.text("tokenizer.ggml.model") == "gpt2"
+    return _byte_level(file, tokens) if byte_level else _sentencepiece(file, tokens)
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -88,12 +97,6 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
         steps.insert(0, pre_tokenizers.Split(Regex(_SPLITS[pre]), behavior="isolated"))
     elif pre in _DIGITS:
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    elif pre not in _GPT2:
-        known = ", ".join((*_SPLITS, *_GPT2, *_DIGITS))
-        raise UnsupportedModel(
-            f"{file.path}: tokenizer.ggml.pre is {pre!r:.80}, which says how a text is split into words; "
-            f"{known} can be read"
-        )
     pairs = [str(merge).partition(" ") for merge in file.items("tokenizer.ggml.merges")]
     merges = [(left, right) for left, _, right in pairs]
     model = models.BPE(vocab=_ids(tokens), merges=merges, ignore_merges=pre in _WHOLE_WORDS)

@@ -88,3 +88,22 @@ def test_gguf_files_are_listed_and_may_be_typed(tmp_path: Path, monkeypatch: pyt
     assert listed[bad].trouble == "it is not a valid GGUF file: it does not start with GGUF"
     assert local("good-q4.gguf") == [Model(str(good), "GGUF file", listed[str(good)].support)]
     assert local("folder.gguf") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre", "trouble"),
+    [
+        ("gpt2", "new", "tokenizer.ggml.pre is 'new', which says how a text is split into words"),
+        ("t5", "default", "tokenizer.ggml.model is 't5'"),
+        ("none", "default", "it has no tokenizer"),
+    ],
+)
+def test_a_gguf_file_with_an_unknown_tokenizer_says_so(
+    kind: str, pre: str, trouble: str, tmp_path: Path
+) -> None:
+    def change(writer: Any) -> None:
+        writer.add_tokenizer_model(kind)
+        writer.add_tokenizer_pre(pre)
+
+    (model,) = local(str(write_gguf_model(tmp_path / "odd.gguf", change)))
+    assert model.trouble.startswith(trouble) and str(tmp_path) not in model.trouble
