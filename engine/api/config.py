@@ -125,8 +125,7 @@ class EngineConfig:
         self._need_whole("tp", 1)
         self._need_whole("pp", 1)
         self._need_whole("kv_window", self.block_size, optional=True)
-        sinks = -(-self.kv_sinks // self.block_size)
-        self._need_whole("kv_budget", (4 + sinks) * self.block_size, optional=True)
+        self._need_whole("kv_budget", self.least_budget, optional=True)
         self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
 
     def _check_combinations(self) -> None:
@@ -152,6 +151,11 @@ class EngineConfig:
             raise BadInput(
                 "exit_layer cannot be used with pp: the first layers and the head are on two stages"
             )
+
+    @property
+    def least_budget(self) -> int:
+        """The fewest tokens that a kv_budget may have."""
+        return (4 + -(-self.kv_sinks // self.block_size)) * self.block_size
 
     @property
     def drafts_itself(self) -> bool:

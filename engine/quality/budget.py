@@ -42,12 +42,20 @@ def compare_budgets(
     yield _row(start(config), "all", 0, text, most)
     for tokens in budgets:
         for policy in ("window", *EVICTIONS):
+            if tokens < (least := least_tokens(config, policy)):
+                refused(f"{policy} of {tokens} tokens", f"it needs at least {least} tokens")
+                continue
             try:
                 engine = start(_bounded(config, policy, tokens))
             except BadInput as error:
                 refused(f"{policy} of {tokens} tokens", str(error))
             else:
                 yield _row(engine, policy, tokens, text, most)
+
+
+def least_tokens(config: EngineConfig, policy: str = "window") -> int:
+    """The fewest tokens that a request can keep with this policy. A window needs the fewest."""
+    return config.kv_sinks + config.block_size if policy == "window" else config.least_budget
 
 
 def _bounded(config: EngineConfig, policy: str, tokens: int) -> EngineConfig:

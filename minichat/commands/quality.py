@@ -97,14 +97,16 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
         raise BadInput("--plot shows schemes; leave out --budgets")
     if options.schemes is not None:
         raise BadInput("--schemes has no effect with --budgets, which replaces it; leave one of them out")
-    from engine.quality.budget import compare_budgets
+    from engine.quality.budget import compare_budgets, least_tokens
     from engine.quality.measure import own_text
 
+    if min(budgets) < (least := least_tokens(config)):
+        raise BadInput(f"--budgets must be at least {least} tokens, got {min(budgets)}")
     left_out: list[str] = []
 
     def refused(policy: str, reason: str) -> None:
         left_out.append(policy)
-        print(f"minichat: {policy} is skipped: {reason}", file=sys.stderr)
+        print(f"minichat: --budgets: {policy} is skipped: {reason}", file=sys.stderr)
 
     rows = [
         *compare_budgets(

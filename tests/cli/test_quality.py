@@ -49,7 +49,7 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
     assert [row.split()[:2] for row in rows] == [
         ["all", "90"], ["window", "80"], ["norms", "80"], ["attention", "80"], ["window", "64"],
     ]  # fmt: skip
-    assert "norms of 64 tokens is skipped: kv_budget must be" in ran.err
+    assert "--budgets: norms of 64 tokens is skipped: it needs at least 80 tokens" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
         (["--plot", "out.png"], "must end in .svg"),
         (["--plot", "no/such/out.svg"], "does not exist"),
         (["--budgets", "64,many"], "--budgets must be numbers of tokens, such as 128,256, not 64,many"),
+        (["--budgets", "64,8"], "--budgets must be at least 20 tokens, got 8"),
         (["--budgets", "96", "--plot", "out.svg"], "--plot shows schemes; leave out --budgets"),
         (["--budgets", "96", "--schemes", "none"], "--schemes has no effect with --budgets"),
         (["--kv", "int8"], "must be given as the scheme kv-int8"),
