@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from engine.api.errors import EngineError
+from engine.api.errors import EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
@@ -64,7 +64,13 @@ def submit(
     """Submit a request with a reply of exactly `reply` tokens."""
     reader = Reader()
     params = SamplingParams(temperature=temperature, max_tokens=reply, ignore_eos=True, speculate=speculate)
-    engine.submit(prompt, params, reader, **options)
+    try:
+        engine.submit(prompt, params, reader, **options)
+    except RequestTooLong:
+        raise EngineError(
+            f"a prompt of {len(prompt):,} tokens and a reply of {reply:,} are more than the "
+            f"{engine.limits.context:,} tokens that this model takes in all; lower --prompt or --reply"
+        ) from None
     return reader
 
 

@@ -1,5 +1,6 @@
 """Every question of `minichat bench` is answered at a toy size."""
 
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from engine.api.config import EngineConfig
 from minichat.bench.cases import CaseResult, Measurement
-from minichat.bench.questions import quick, throughput
+from minichat.bench.questions import latency, quick, throughput
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
 from minichat.commands.bench.arguments import PEERS, QUESTIONS
@@ -53,6 +54,17 @@ def test_latency_by_rows_prompt_and_chunk(setup: Setup) -> None:
     assert (
         at_once["between tokens, p50"] <= at_once["between tokens, p99"] < at_once["first token, longest"] + 9
     )
+
+
+def test_sizes_above_the_context_name_their_options(tiny: Path) -> None:
+    with closing(Setup(config=EngineConfig(model=str(tiny), device="cpu"), prompt=100, reply=8)) as setup:
+        run = Measurement("latency", setup.settings, 0, 1, only=["prompt of 800", "usual chunks"])
+        failed = [each.why_not for each in run.results(latency.cases(setup))]
+    assert failed == [
+        f"a prompt of {asked} tokens and a reply of {answered} are more than the 512 tokens that this model "
+        "takes in all; lower --prompt or --reply"
+        for asked, answered in ((800, 8), (16, 800))
+    ]
 
 
 def test_no_prompt_of_a_case_is_in_the_cache(tiny: Path) -> None:
