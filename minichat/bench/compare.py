@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from minichat.bench.cases import CaseResult, Measurement
+from minichat.bench.drift import COUNTED
 from minichat.bench.harness import Figure
 from minichat.bench.record import CaseFile
 from minichat.bench.report import digits, shown
@@ -41,7 +42,10 @@ class FigureComparison:
 
     @property
     def verdict(self) -> str:
-        return "agrees" if self.agrees else "overlaps" if self.overlaps else "differs"
+        if self.agrees or self.overlaps:
+            return "agrees" if self.agrees else "overlaps"
+        measured_once = self.then.samples == 1 and self.then.unit not in COUNTED
+        return "one sample" if measured_once else "differs"
 
     @property
     def _around(self) -> tuple[float, float]:
@@ -91,7 +95,8 @@ def comparison_table(found: Sequence[FigureComparison]) -> Table:
     for heading in ("earlier", "now", "ratio", "by the spreads", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
-        spreads = f"{digits(each.low)} .. {digits(each.high)}"
+        alone = each.now.samples == each.then.samples == 1
+        spreads = "none" if alone else f"{digits(each.low)} .. {digits(each.high)}"
         values = (shown(each.then).value, shown(each.now).value, digits(each.ratio), spreads, each.verdict)
         table.add_row(each.name, *values)
     table.caption, table.caption_justify = summary(found), "left"
@@ -100,13 +105,16 @@ def comparison_table(found: Sequence[FigureComparison]) -> Table:
 
 def summary(found: Sequence[FigureComparison]) -> str:
     """How many figures agree, those that do not, and another machine by name."""
-    named = {kind: [each.name for each in found if each.verdict == kind] for kind in ("overlaps", "differs")}
+    kinds = ("overlaps", "differs", "one sample")
+    named = {kind: [each.name for each in found if each.verdict == kind] for kind in kinds}
     agreeing = sum(each.agrees for each in found)
     text = f"{agreeing} of {len(found)} figures agree: within the spread of the earlier run."
     if overlapping := named["overlaps"]:
         text += f" Only the spreads overlap: {'; '.join(overlapping)}."
     if differing := named["differs"]:
         text += f" Outside: {'; '.join(differing)}."
+    if alone := named["one sample"]:
+        text += f" Of one sample, which has no spread: {'; '.join(alone)}."
     if machines := dict.fromkeys(each.elsewhere for each in found if each.elsewhere):
         text += f" The earlier run is from another machine: {'; '.join(machines)}."
     return text

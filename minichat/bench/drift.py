@@ -15,7 +15,7 @@ from minichat.bench.harness import Figure
 
 _LEAST = 0.05  # sessions of one commit on a GPU differ by this much where their sittings do not
 _TIMES = 2
-_COUNTED = ("blocks", "B")  # units of figures that are mostly the same in all sittings
+COUNTED = ("blocks", "B")  # units of figures that are mostly the same in all sittings
 
 
 def drifting(cases: Sequence[tuple[Figure, ...]]) -> list[tuple[Figure, ...]]:
@@ -36,7 +36,7 @@ def _by_kind(figures: Iterable[Figure]) -> dict[str, float]:
         if figure.moved is not None:
             moved.setdefault(_kind(figure), []).append(figure.moved)
     drift = {kind: _TIMES * statistics.median(each) for kind, each in moved.items()}
-    return {kind: each if kind in _COUNTED else max(_LEAST, each) for kind, each in drift.items()}
+    return {kind: each if kind in COUNTED else max(_LEAST, each) for kind, each in drift.items()}
 
 
 def _kind(figure: Figure) -> str:

@@ -1,11 +1,13 @@
 """The spread in which another run is expected: of the samples, and of the drift between sittings."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from minichat.bench.cases import Case, Measurement, with_drift
-from minichat.bench.compare import compared, comparisons
+from minichat.bench.compare import compared, comparison_table, comparisons, summary
 from minichat.bench.drift import drifting
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.record import CaseFile, of_newest
@@ -53,6 +55,30 @@ def test_what_is_the_same_in_most_sittings_has_no_drift() -> None:
 def test_a_change_of_a_steady_figure_is_seen(now: float, verdict: str) -> None:
     [(then,)] = drifting([(figure("a", (1, 1), (1.001, 1.001)),)])
     assert compared("a", figure("a", (now, now, now)), then).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "unit", "verdict"),
+    [
+        ((1,), (2,), "s", "one sample"),
+        ((1,), (2, 3), "s", "one sample"),
+        ((1,), (1.005,), "s", "agrees"),
+        ((1,), (0.5, 2, 3), "s", "overlaps"),
+        ((1, 1.1), (2,), "s", "differs"),
+        ((5,), (7,), "blocks", "differs"),
+    ],
+)
+def test_one_sample_has_no_spread_unless_it_is_counted(
+    then: tuple[float, ...], now: tuple[float, ...], unit: str, verdict: str
+) -> None:
+    one = compared("a", figure("a", now, unit=unit), figure("a", then, unit=unit))
+    assert one.verdict == verdict
+    told = " Of one sample, which has no spread: a." if verdict == "one sample" else ""
+    assert summary([one]).endswith(told) and ("Of one sample" in summary([one])) == bool(told)
+    out = StringIO()
+    Console(file=out, width=120).print(comparison_table([one]))
+    assert verdict in out.getvalue()
+    assert (" .. " in out.getvalue()) == (len(then) + len(now) > 2)
 
 
 def test_zero_and_negative_figures_have_a_spread() -> None:

@@ -126,9 +126,9 @@ def test_runs_agree_if_the_median_is_in_the_earlier_spread(tmp_path: Path) -> No
     drift = 1.05
     ends = 1.3 / (1.4 * drift), 1.7 / (1.0 / drift)
     assert (found["a, time"].low, found["a, time"].high) == pytest.approx(ends)
-    assert [each.verdict for each in found.values()] == ["overlaps", "differs", "agrees"]
+    assert [each.verdict for each in found.values()] == ["overlaps", "one sample", "agrees"]
     said = "1 of 3 figures agree: within the spread of the earlier run."
-    said += " Only the spreads overlap: a, time. Outside: b, time."
+    said += " Only the spreads overlap: a, time. Of one sample, which has no spread: b, time."
     assert summary(list(found.values())) == said
     near = list(comparisons(run, list(run.results([Case("b", noting(1.009, 1.009, 1.2))])), earlier))
     assert [each.agrees for each in near] == [True], "a difference below 1 % is none"
@@ -236,7 +236,7 @@ def test_zeros_and_negative_figures_are_compared_too(
 
 def test_a_comparison_prefers_this_machine_and_names_another(tmp_path: Path) -> None:
     def elsewhere(value: float) -> str:
-        measured(CaseFile(path := tmp_path / "one.jsonl"), Case("a", noting(value)))
+        measured(CaseFile(path := tmp_path / "one.jsonl"), Case("a", noting(value, value)))
         line = json.loads(path.read_text())
         path.unlink()
         line["machine"] |= {"cpu": "Z80", "simd": None, "cores": 4, "gpu": None}
