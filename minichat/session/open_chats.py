@@ -37,7 +37,7 @@ class OpenChats:
         self._all: list[Conversation] = [Conversation(chat, services) for chat in opened]
         if not self._all:
             self._all.append(Conversation(self._made(), services))
-        self.pinned = {each for each in self._all if each.chat.id in pinned}
+        self._pinned = set(pinned)  # ids; closed chats keep their pins
         self._pinned_first()
         self.active = self.of(active) or self._all[-1]
         self._first = 0  # index of the first visible chat
@@ -98,11 +98,14 @@ class OpenChats:
 
     def pin(self, conversation: Conversation, on: bool) -> None:
         """Pin or unpin a chat; pinned chats come first."""
-        (self.pinned.add if on else self.pinned.discard)(conversation)
+        (self._pinned.add if on else self._pinned.discard)(conversation.chat.id)
         self._pinned_first()
 
+    def is_pinned(self, conversation: Conversation) -> bool:
+        return conversation.chat.id in self._pinned
+
     def _pinned_first(self) -> None:
-        self._all.sort(key=lambda each: each not in self.pinned)
+        self._all.sort(key=lambda each: not self.is_pinned(each))
 
     def reopen(self, chat_id: int | None = None) -> Conversation | None:
         chat = self.services.store.reopen_chat(chat_id)
@@ -130,6 +133,7 @@ class OpenChats:
     def erase(self, chat_id: int) -> None:
         """Delete a chat from the store."""
         self.services.store.delete_chat(chat_id)
+        self._pinned.discard(chat_id)
 
     async def forget(self) -> None:
         """Delete the cache blocks of deleted chats from the engine's disk, also those left by earlier screens
@@ -174,9 +178,8 @@ class OpenChats:
 
     def remember(self, file: Path) -> None:
         """Save the arrangement now, because a killed screen cannot."""
-        pinned = [each.chat.id for each in self._all if each in self.pinned]
         stand = [each.chat.id for each in self._all]
-        Remembered.read(file).left(stand, self.active.chat.id, pinned).write(file)
+        Remembered.read(file).left(stand, self.active.chat.id, sorted(self._pinned)).write(file)
 
     async def resume(self) -> None:
         """Continue reading replies that earlier screens started, if the engine still has them."""
@@ -205,7 +208,6 @@ class OpenChats:
         """Remove the chat; replace the last one with a new chat."""
         index = self._all.index(conversation)
         self._all.remove(conversation)
-        self.pinned.discard(conversation)
         if not self._all:
             self._all.append(Conversation(self._made(), self.services))
         if self.active is conversation:

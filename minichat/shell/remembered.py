@@ -25,7 +25,7 @@ class Remembered:
     instead_of: str = ""  # the theme setting at that time: if it changes, it overrides the choice
     chats: tuple[int, ...] = ()  # in tab order
     active: int = 0  # one of them
-    pinned: tuple[int, ...] = ()  # some of them
+    pinned: tuple[int, ...] = ()  # open and closed ones
 
     @classmethod
     def read(cls, file: Path) -> "Remembered":

@@ -159,7 +159,7 @@ class MainScreen(FrameScreen[None]):
                 self._colors(each),
                 active=each is active,
                 shown=each in self.shown,
-                pinned=each in self.chats.pinned,
+                pinned=self.chats.is_pinned(each),
             )
             for each in self.chats
         )

@@ -76,7 +76,7 @@ class ChatOverview(Widget, can_focus=True):
 
     def _row(self, number: int, conversation: Conversation, width: int, chosen: bool) -> Content:
         chat, marks = conversation.chat, self._marks
-        pinned = conversation in self.context.chats.pinned
+        pinned = self.context.chats.is_pinned(conversation)
         active = conversation is self.context.chats.active
         pointer = marks.pointer if chosen and self.has_focus else " "
         left = Content.assemble(
@@ -167,7 +167,7 @@ def pin(context: Context) -> None:
 def _turn_pin(context: Context, conversation: Conversation) -> None:
     overview = context.part(ChatOverview)
     chosen = overview.chosen
-    context.chats.pin(conversation, conversation not in context.chats.pinned)
+    context.chats.pin(conversation, not context.chats.is_pinned(conversation))
     context.chats.remember(context.program.paths.remembered)
     context.workspace.lay_out()
     overview.at = list(context.chats).index(chosen)  # the order has changed, not the selected chat

@@ -109,7 +109,18 @@ async def test_pinned_chats_are_first_and_stay_pinned(bench: Callable[..., Any])
         assert titles(it) == ["second", "third", "first", "fourth"]
         await it.pilot.press("alt+1", "alt+w")
         await it.until(lambda: titles(it) == ["third", "first", "fourth"])
-        assert Remembered.read(it.app.paths.remembered).pinned == () or not it.app.chats.pinned
+        await it.pilot.press("alt+z")
+        await it.until(lambda: titles(it) == ["second", "third", "first", "fourth"])
+        assert "1◆ B  second" in it.screen_text()
+        await it.pilot.press("alt+w")
+        await it.until(lambda: titles(it) == ["third", "first", "fourth"])
+    async with bench((120, 40)) as it:
+        assert titles(it) == ["third", "first", "fourth"]
+        await it.pilot.press("alt+z")
+        await it.until(lambda: titles(it) == ["second", "third", "first", "fourth"])
+        it.app.chats.erase(it.app.chats.active.chat.id)
+        it.app.chats.remember(it.app.paths.remembered)
+        assert Remembered.read(it.app.paths.remembered).pinned == ()
 
 
 @run
