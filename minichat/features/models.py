@@ -11,7 +11,7 @@ from textual.widgets import Input, OptionList
 
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.models.catalog import Model, Source, arranged, identity, local, on_hub, sources
+from minichat.models.catalog import MISSING, Model, Source, arranged, identity, local, on_hub, sources
 from minichat.models.lifecycle import EngineLifecycle
 from minichat.models.progress import size
 from minichat.shell.background import begin
@@ -94,7 +94,7 @@ class ModelScreen(PickScreen[Model]):
         """A line: name, size of the weights, family, and location or state."""
         support = model.support
         if model.trouble:
-            state = ("not supported", "$text-error")
+            state = (model.place if model.place == MISSING else "not supported", "$text-error")
         elif self._runs(model):
             state = ("running", "$text-success")
         else:

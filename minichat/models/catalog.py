@@ -14,6 +14,7 @@ from engine.models.support import Support, support
 from minichat.shell.filesystems import is_folder
 
 _MOST = 500  # maximum entries of a folder to examine
+MISSING = "not found"  # instead of a source
 _FILE = "GGUF file"  # the label of its source
 
 
@@ -48,8 +49,8 @@ Source = Callable[[], list[Model]]  # reads many small files, possibly over a ne
 def sources(folders: Iterable[str], recent: Sequence[str]) -> list[Source]:
     """The places to search, as separate functions, so that a slow one does not delay the others."""
     used: list[Source] = [partial(_recent, name) for name in recent]
-    near: list[Source] = [partial(_in_folder, folder) for folder in [*folders, os.curdir]]
-    return [*used, _built_in, *near, _in_cache]
+    listed: list[Source] = [partial(_in_listed, folder) for folder in folders]
+    return [*used, _built_in, *listed, partial(_in_folder, os.curdir), _in_cache]
 
 
 def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
@@ -105,6 +106,14 @@ def hub_cache() -> Path:
 
 def _built_in() -> list[Model]:
     return [Model(BUILT_IN, "built in", support(find_model(None).folder))]
+
+
+def _in_listed(folder: str) -> list[Model]:
+    """What a folder of the settings has, or that it does not exist."""
+    if os.path.isdir(path := os.path.expanduser(folder)):
+        return _in_folder(folder)
+    missing = Support("", 0, trouble="engine.folders lists it, but there is no such folder")
+    return [Model(path, MISSING, missing)]
 
 
 def _in_folder(folder: str) -> list[Model]:

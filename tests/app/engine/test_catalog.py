@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from engine.models.support import Support
+from minichat.features.models import ModelScreen
 from minichat.models.catalog import Model, arranged, local, on_hub, sources
+from tests.app.configured import configured
 from tests.app.conftest import run
-from tests.app.engine.test_models import folder
+from tests.app.engine.test_models import folder, picker
 from tests.models.gguf.test_hostile import write as write_gguf_model
 
 
@@ -107,3 +109,17 @@ def test_a_gguf_file_with_an_unknown_tokenizer_says_so(
 
     (model,) = local(str(write_gguf_model(tmp_path / "odd.gguf", change)))
     assert model.trouble.startswith(trouble) and str(tmp_path) not in model.trouble
+
+
+@run
+async def test_a_folder_of_the_settings_that_does_not_exist_is_named(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    configured(tmp_path, '[engine]\nfolders = ["/nowhere", "."]')
+    async with bench() as it:
+        await picker(it, "nowhere")
+        await it.until(lambda: "engine.folders lists it, but there is no such folder" in it.screen_text())
+        [line] = [line for line in it.screen_text().splitlines() if " /nowhere " in line]
+        assert "not found" in line
+        await it.pilot.press("enter")
+        assert isinstance(it.app.screen, ModelScreen) and not it.backend.switched
