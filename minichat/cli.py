@@ -229,7 +229,10 @@ def _add_rank(command: argparse.ArgumentParser) -> None:
 
 def _add_attach(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "url", nargs="?", metavar="URL", help="such as http://host:8000 (default: the engine that up started)"
+        "url",
+        nargs="?",
+        metavar="URL",
+        help="such as http://host:8000, or host (default: the engine that up started)",
     )
     command.add_argument("--uds", type=given, metavar="FILE", help="a Unix socket instead of an address")
     command.add_argument(

@@ -12,6 +12,7 @@ from engine.api.errors import BadInput
 from engine.api.places import expanded
 
 KEY_VARIABLE = "MINICHAT_API_KEY"
+PORT = 8000  # of `minichat serve`, by default
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -26,8 +27,13 @@ class Address:
 
     @property
     def words(self) -> str:
-        """The address as displayed."""
-        return self.name or self.uds or self.url.partition("://")[2]
+        """The address as displayed, always with its port."""
+        if self.name or self.uds:
+            return self.name or self.uds
+        scheme, _, place = self.url.partition("://")
+        host, slash, path = place.partition("/")
+        usual = ":443" if scheme == "https" else ":80"
+        return f"{host}{usual if urlsplit(self.url).port is None else ''}{slash}{path}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -49,7 +55,10 @@ def is_loopback(host: str) -> bool:
 
 
 def server_url(given: str) -> str:
-    """Normalize a server's root URL; http:// is optional, and the /v1 of OpenAI clients is removed."""
+    """Normalize a server's root URL; the /v1 of OpenAI clients is removed.
+
+    Without a scheme it is the address of `minichat serve`, so its port is used by default.
+    """
     url = given if _SCHEME.match(given) else f"http://{given}"
     invalid = BadInput(f"invalid address {given!r}; use http://host:8000 or --uds FILE")
     try:
@@ -63,7 +72,10 @@ def server_url(given: str) -> str:
         raise BadInput("an address must not contain a password; use --api-key-file")
     if parts.query or parts.fragment:
         raise BadInput(f"{given!r} is not a server root; remove what follows the path")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    place = parts.netloc.rstrip(":")
+    if not _SCHEME.match(given) and parts.port is None:
+        place = f"{place}:{PORT}"
+    return f"{parts.scheme}://{place}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def find_key(file: str | None, own: Path | None, environment: Mapping[str, str] = os.environ) -> str:
