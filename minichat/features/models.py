@@ -159,6 +159,10 @@ def choose(context: Context) -> None:
         if model is not None:
             context.lifecycle.choose(model)
 
+    if place := context.program.backend.elsewhere:  # which models it could load is not known here
+        why = f"An attached screen cannot change the model of {place}. Start that engine with another one"
+        context.app.notify(why, severity="warning")
+        return
     folders = context.program.settings.engine.folders
     context.app.push_screen(ModelScreen(context.lifecycle, folders), take)
 

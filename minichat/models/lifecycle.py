@@ -77,8 +77,6 @@ class EngineLifecycle:
     @property
     def busy(self) -> str:
         """Why no other model can be chosen now."""
-        if place := self.program.backend.elsewhere:
-            return f"the engine at {place} keeps its model; change the model where the engine was started"
         if not self.ready.is_set():
             return f"{short(self.model)} is loading; wait until it is ready"
         return f"{short(self.fetching)} is downloading; only one download at a time" if self.fetching else ""

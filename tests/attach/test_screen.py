@@ -43,8 +43,19 @@ async def test_it_shows_where_the_engine_is(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "attaching to box:8000" in it.screen_text())
         backend.loaded.set()
         await it.until(lambda: "attached to box:8000" in it.screen_text())
-        assert "keeps its model" in it.app.lifecycle.busy
         assert not it.app.paths.remembered.exists()
+
+
+@run
+async def test_no_model_of_this_machine_is_offered_to_an_engine_elsewhere(bench: Callable[..., Any]) -> None:
+    async with bench((120, 30), backend=elsewhere()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        await it.pilot.press("alt+o")
+        await it.until(lambda: it.notices() or it.app.screen is not it.main)
+        assert it.notices() == [
+            "An attached screen cannot change the model of box:8000. Start that engine with another one"
+        ]
+        assert it.app.screen is it.main
 
 
 @run
