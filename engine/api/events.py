@@ -46,6 +46,7 @@ class Delta(NamedTuple):
     loaded: int = 0  # with a finish: prompt tokens whose keys and values a tier had
     tier: str = ""  # with `loaded`: the tier
     saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
+    decoding: float = 0.0  # with a finish: seconds from its first token to its last; 0 if that is not known
     pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
 
     @property

@@ -87,6 +87,7 @@ class RunningReply:
     stays: bool = False  # the engine continues it after the screen closes
     left: bool = False  # the screen is closing
     stale: bool = False  # the displayed text is an earlier screen's and will be streamed again
+    decoding: float = 0.0  # seconds from its first token to its last, as the engine says at its end
     lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
     adapter: str = ""  # that computes it
@@ -131,7 +132,8 @@ class RunningReply:
                     self.others[delta.choice] = self._sample()
                 self.others[delta.choice].take(delta)
             elif delta.finish:
-                self.blocks, self.loaded = delta.blocks, (delta.loaded, delta.tier, delta.saved)
+                self.blocks, self.decoding = delta.blocks, delta.decoding
+                self.loaded = delta.loaded, delta.tier, delta.saved
         return [delta for delta in batch if not delta.choice]
 
     def _sample(self) -> Sample:
@@ -185,10 +187,14 @@ class RunningReply:
         return self.stats(now, params)
 
     def stats(self, now: float, params: SamplingParams) -> ReplyStats:
+        ttft = (self.first or now) - self.began
+        seconds = now - self.began if self.lasted is None else self.lasted
+        if self.decoding:  # the link may have been cut meanwhile
+            seconds = ttft + self.decoding
         return ReplyStats(
             tokens=self.tokens,
-            seconds=now - self.began if self.lasted is None else self.lasted,
-            ttft=(self.first or now) - self.began,
+            seconds=seconds,
+            ttft=ttft,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
             strategy=strategy(params, self.adapter),
             left_out=self.left_out,

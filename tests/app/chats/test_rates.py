@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from engine.api.events import Delta
 from engine.api.request import Finish
 from minichat.chats.model import Message
 from minichat.features.chats.overview import state_of
@@ -37,6 +38,26 @@ async def test_tokens_that_arrive_all_at_once_have_no_rate(bench: Callable[..., 
         await it.answered(reply, "")
         stats = it.app.chats.active.chat.messages[-1].stats
         assert stats.tokens >= 37 and stats.rate == 0
+
+
+@run
+async def test_the_rate_of_a_reply_is_that_of_the_engine_whenever_its_tokens_arrived(
+    bench: Callable[..., Any],
+) -> None:
+    """Across a link that was cut, they arrive late, and all at once."""
+    clock = Clock()
+    async with bench((100, 30), clock=clock) as it:
+        reply = await it.say("hello")
+        clock.now += 1
+        reply.say("one ")
+        await it.until(lambda: "one" in it.screen_text())
+        clock.now += 60
+        reply.say("two three", tokens=2)
+        reply.send(Delta(reply.id, finish=Finish.STOP, decoding=0.5))
+        await it.until(lambda: not it.app.chats.active.streaming)
+        stats = it.app.chats.active.chat.messages[-1].stats
+        assert (stats.rate, stats.ttft, stats.seconds) == (4, 1, 1.5)
+        assert "4 tok/s" in it.screen_text()
 
 
 @run

@@ -66,3 +66,23 @@ def test_an_aborted_request_reports_its_blocks_and_a_waiting_one_none() -> None:
     drain(engine)
     assert [delta.finish for delta in received.ends] == [Finish.ABORTED] * 2
     assert received.blocks == [0, 7]
+
+
+def test_a_reply_says_how_long_the_engine_took_from_its_first_token_to_its_last() -> None:
+    engine = ledger_engine()
+    received, times = RecordedEnds(engine), dict[int, list[float]]()
+
+    def take(delta: Delta) -> None:
+        times.setdefault(delta.request, []).extend([engine.clock.now] * len(delta.tokens))
+        received(delta)
+
+    *_, running = [engine.submit(PROMPT, SamplingParams(max_tokens=most), take) for most in (1, 5, 0, 90)]
+    for _ in range(9):
+        engine.clock.now += 2
+        engine.step()
+    engine.clock.now += 60
+    engine.abort(running)
+    engine.step()
+    seconds = {each.request: each.decoding for each in received.ends}
+    assert seconds == {id: max(seen, default=0) - min(seen, default=0) for id, seen in times.items()}
+    assert sorted(seconds.values())[:2] == [0, 0] and len(set(seconds.values())) == 3
