@@ -9,6 +9,7 @@ from importlib import import_module
 
 from engine.api.commands import Abort
 from engine.api.errors import EngineError, RequestTooLong
+from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
@@ -17,7 +18,9 @@ from minichat.commands.options import engine_config, failed, opening, reply_adap
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 
-SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, seed ..."
+SET = """\
+/set NAME VALUE change how replies are sampled: temperature, top_p, seed ...
+/set NAME       change it back"""
 HELP = f"""\
 @FILE           attach a file, anywhere in a message
 /new            start a new conversation
@@ -49,6 +52,8 @@ class Talk:
         self, host: EngineThread, params: SamplingParams, system: str | None, adapter: str = ""
     ) -> None:
         self.host, self.params, self.adapter = host, params, adapter
+        self.initial = params
+        self.unanswered = 0  # messages without a reply
         self.opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)
 
@@ -68,10 +73,10 @@ class Talk:
                     break
                 self._command(line)
             elif not _is_text(line):
-                print("minichat: the line is not UTF-8 text and was not sent")
+                self._refuse("the line is not UTF-8 text and was not sent")
             elif line.strip():
                 self._answer_with_files(line)
-        return 0
+        return 1 if self.unanswered and not sys.stdin.isatty() else 0
 
     def _read(self) -> str | None:
         """The next line; None at the end, or after Ctrl+C twice: the first may have come too late."""
@@ -91,11 +96,10 @@ class Talk:
         match line.split():
             case ["/new"]:
                 self.messages = list(self.opening)
+            case ["/set", name]:
+                self._set(name, getattr(self.initial, name, None))
             case ["/set", name, value]:
-                try:
-                    self.params = self.params.changed(**{name: _value(value)})
-                except EngineError as error:
-                    print(error)
+                self._set(name, _value(value))
             case ["/set", *_]:
                 print(SET)
             case ["/stats"]:
@@ -103,19 +107,32 @@ class Talk:
             case ["/help"]:
                 print(HELP)
             case _:
-                print(f"unknown command {line}; type /help for the list")
+                _report(f"unknown command {line}; type /help for the list")
+
+    def _set(self, name: str, value: object) -> None:
+        if name == "n":
+            _report("n: a message gets one reply here; minichat generate takes --n")
+            return
+        try:
+            self.params = self.params.changed(**{name: value})
+        except EngineError as error:
+            _report(str(error))
+
+    def _refuse(self, why: str) -> None:
+        self.unanswered += 1
+        _report(why)
 
     def _answer_with_files(self, line: str) -> None:
         """Attach the files that the line mentions, as the screen does, and answer it."""
         try:
             files = attach(line)
         except CannotAttach as error:
-            print(f"minichat: {error}")
+            self._refuse(str(error))
             return
         if files and sys.stdout.isatty():
             print(f"\x1b[2mattached: {listed(files)}\x1b[0m")
         for each in missing(line):
-            print(f"minichat: {each.sent_without}")
+            _report(each.sent_without)
         self._answer(Message(0, "user", line, attachments=files).whole)
 
     def _answer(self, text: str) -> None:
@@ -135,21 +152,30 @@ class Talk:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1
             ways = "; /new starts a new conversation" if grown else ""
-            print(f"minichat: {error}{ways}")
+            self._refuse(f"{error}{ways}")
             return
         except KeyboardInterrupt:
             if stream is not None:
                 with suppress(EngineError):  # refused in the meantime
                     self.host.send(Abort((stream.id,))).result()
-            print(" [stopped]", end="")
+            print(" [stopped]")
         else:
-            if delta.finish is Finish.FAILED:
-                print(f"\nminichat: {delta.error}", end="")
-        print()
+            print()
+            self._report_end(delta, tokens)
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
             seconds = time.monotonic() - began
             print(f"\x1b[2m{plural(tokens, 'token')}, {tokens / seconds:.0f} tok/s\x1b[0m")
+
+    def _report_end(self, last: Delta, tokens: int) -> None:
+        """Report a reply that failed or is not complete."""
+        if last.finish is Finish.FAILED:
+            self._refuse(last.error)
+        elif last.finish is Finish.LENGTH:
+            most = self.params.max_tokens
+            if most is None or sys.stdout.isatty():  # a script knows what it set
+                why = "the context is full" if most is None else f"max_tokens is {most}"
+                _report(f"the reply was cut off after {plural(tokens, 'token')}: {why}")
 
     def _stats(self) -> None:
         shot = self.host.snapshot()
@@ -161,12 +187,19 @@ class Talk:
         )
 
 
+def _report(text: str) -> None:
+    """Print what is not part of a reply: to standard error, as output may go to a file."""
+    print(f"minichat: {text}", file=sys.stderr)
+
+
 def _is_text(line: str) -> bool:
     """Whether the line is valid text; undecodable bytes arrive as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
-def _value(text: str) -> int | float | str:
+def _value(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,10 +77,11 @@ def test_a_mentioned_file_is_attached(
         "@n.txf",
         "@dataclass",
     ]
-    assert [line for line in ran.out.splitlines() if line.startswith("minichat:")] == [
+    assert ran.err.splitlines() == [
         "minichat: no such file: n.txf; did you mean n.txt? Sent without it",
         "minichat: nothing was sent: no such file: ./m",
     ]
+    assert ran.code == 1 and "minichat:" not in ran.out
 
 
 def test_help_fits_80_columns(talk: Talk) -> None:
@@ -90,21 +92,33 @@ def test_help_fits_80_columns(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("line", "reply"),
     [
-        ("/set temperature hot", "temperature: must be a number from 0 to 100, not 'hot'"),
+        ("/set temperature hot", "minichat: temperature: must be a number from 0 to 100, not 'hot'"),
         ("/set temperature -1", "temperature: must be a number from 0 to 100, not -1"),
         ("/set warmth 1", "warmth: is not a sampling parameter; available: temperature, top_k"),
         ("/set top_k 1.5", "top_k: must be a whole number from 0"),
-        ("/set", "/set NAME VALUE change how replies are sampled"),
-        ("/set temperature", "/set NAME VALUE change how replies are sampled"),
+        ("/set warmth", "warmth: is not a sampling parameter; available: temperature, top_k"),
+        ("/set n 2", "minichat: n: a message gets one reply here; minichat generate takes --n"),
         ("/sing", "unknown command /sing; type /help for the list"),
-        ("/stats", "0 in use + 0 cached"),
+    ],
+)
+def test_a_bad_command_is_refused(talk: Talk, line: str, reply: str) -> None:
+    ran = talk(line, "/quit", "never answered")
+    assert (ran.code, ran.out) == (0, "")
+    assert reply in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("/set", "/set NAME VALUE change how replies are sampled"),
+        ("/stats", "step 0, KV 0 in use + 0 cached"),
     ],
 )
 def test_commands_print_a_reply(talk: Talk, line: str, reply: str) -> None:
     ran = talk(line, "/quit", "never answered")
     assert (ran.code, ran.err) == (0, "")
-    assert reply in ran.out
-    assert ran.out.count("\n") == 1
+    assert ran.out.startswith(reply)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +140,16 @@ def test_options_without_effect_are_bad_usage(talk: Talk, options: tuple[object,
 def test_changed_options_apply_from_the_next_reply(talk: Talk) -> None:
     four, one = talk("a").out, talk("/set max_tokens 1", "a").out
     assert four.startswith(one.rstrip("\n")) and four != one
+    assert talk("/set max_tokens 1", "/set max_tokens", "a").out == four
+
+
+def test_a_reply_cut_off_by_the_context_is_reported(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set ignore_eos true\na\n"))
+    ran = run("chat", "--model", chat_model, "--temperature", 0, "--max-context", 80)
+    assert ran.code == 0
+    assert re.fullmatch(r"minichat: the reply was cut off after \d+ tokens: the context is full\n", ran.err)
 
 
 def test_control_c_before_the_first_token_stops_the_reply_and_the_chat_continues(
@@ -149,7 +173,7 @@ def test_control_c_before_the_first_token_stops_the_reply_and_the_chat_continues
 def test_control_c_that_came_after_the_reply_does_not_quit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = Mock(side_effect=[KeyboardInterrupt, "/set seed", KeyboardInterrupt, KeyboardInterrupt])
+    typed = Mock(side_effect=[KeyboardInterrupt, "/set", KeyboardInterrupt, KeyboardInterrupt])
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
     assert chat.Talk(Mock(), SamplingParams(), None).run() == 0
@@ -159,10 +183,10 @@ def test_control_c_that_came_after_the_reply_does_not_quit(
 
 def test_a_conversation_that_is_too_long_is_reported_and_continues(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
-    assert ran.code == 0
-    assert " tokens; " in ran.out and "Shorten the prompt" in ran.out and "/new" not in ran.out
-    assert "; /new starts a new conversation" in talk("x" * 60, "y" * 60).out
-    assert talk("a").out == ran.out.split("\n", 1)[1]
+    assert ran.code == 1
+    assert " tokens; " in ran.err and "Shorten the prompt" in ran.err and "/new" not in ran.err
+    assert "; /new starts a new conversation" in talk("x" * 60, "y" * 60).err
+    assert talk("a").out == ran.out
 
 
 @pytest.mark.parametrize(
@@ -181,10 +205,9 @@ def test_a_line_that_is_not_text_is_reported_and_the_chat_continues(
         timeout=60,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (0, b"")
-    notice, stats = ended.stdout.splitlines()
-    assert notice == b"minichat: the line is not UTF-8 text and was not sent"
-    assert b"step 0" in stats
+    assert ended.returncode == 1
+    assert ended.stderr == b"minichat: the line is not UTF-8 text and was not sent\n"
+    assert ended.stdout.startswith(b"step 0")
 
 
 def test_a_model_without_a_template_cannot_chat(run: Run, model: Path) -> None:
