@@ -309,6 +309,15 @@ def test_words_of_the_answers_are_spelled_and_no_held_out_word_is_among_them() -
     assert len(spelled & {slots.a_word(rng, held_out=False) for _ in range(3000)}) > 300
 
 
+def test_a_held_out_word_is_spelled_with_other_endings_only() -> None:
+    rng = Random(6)
+    made = [slots.stretched(rng) for _ in range(2000)]
+    kept = {slots.a_word(rng, held_out=True) for _ in range(3000)}
+    assert not kept & set(made)
+    assert {"horse", "water", "latency"} <= kept
+    assert all(any(word.startswith(stem) for word in made) for stem in ("horse", "water", "latency"))
+
+
 def test_the_same_seed_gives_the_same_text() -> None:
     def text(seed: int) -> str:
         rng = Random(seed)
@@ -378,7 +387,7 @@ def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:
     rng = Random(5)
     made = [e for held_out in (False, True) for _ in range(400) for e in care.ordinary(rng, held_out)]
     assert [e for e in made if not e.check.right(e.reply) or "988" in e.reply] == []
-    assert {e.reply for e in made if e.user == "The hatchet hangs beside the wheelbarrow."} <= set(
+    assert {e.reply for e in made if e.user == "The pitchfork rests near the compost heap."} <= set(
         manners.NOTED
     )
     assert any(e.reply in manners.NOTED for e in made)
