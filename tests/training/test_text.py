@@ -9,9 +9,7 @@ import pytest
 
 from training import evaluate, near
 from training.chat import Chat, render
-from training.check import Terms
 from training.facts import BANKS, all_facts, known_names
-from training.facts import ways as ways_to_ask
 from training.kinds import (
     about,
     cannot,
@@ -40,42 +38,6 @@ def test_some_messages_have_emoji() -> None:
     typed = [roughly(Random(seed), "Hello there.", slips) for slips in (0.12, 0) for seed in range(400)]
     pictured = [not each.isascii() for each in typed]
     assert 15 <= sum(pictured[:400]) <= 50 and not any(pictured[400:])
-
-
-def test_every_fact_passes_its_own_check() -> None:
-    wrong = [fact.id for fact in all_facts() for say in fact.say if not Terms(fact.must).right(say)]
-    assert wrong == []
-
-
-def test_there_are_hundreds_of_facts_with_several_questions_each() -> None:
-    facts = all_facts()
-    assert len(facts) >= 200
-    assert len({fact.id for fact in facts}) == len(facts)
-    whole = [sum(len(variants(pattern)) for pattern in fact.asked(held_out=False)) for fact in facts]
-    assert min(len(fact.slots) + asked for fact, asked in zip(facts, whole, strict=True)) >= 5
-
-
-def test_no_held_out_question_of_a_fact_is_trained_on() -> None:
-    trained = {normal(each) for fact in all_facts() for q in fact.asked(False) for each in variants(q)}
-    kept = [q for fact in all_facts() for q in fact.asked(True)]
-    assert [q for q in kept if normal(q) in trained or variants(q) != [q]] == []
-    assert len(kept) > 100
-
-
-def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one() -> None:
-    assert set(ways_to_ask()) <= {fact.id for fact in all_facts()}
-    made = [each for patterns in ways_to_ask().values() for pattern in patterns for each in variants(pattern)]
-    assert [each for each in made if "[" in each or "]" in each or "|" in each or not normal(each)] == []
-    kept = {normal(q) for fact in all_facts() for q in fact.questions(held_out=True)}
-    assert [each for each in made if normal(each) in kept] == []
-    assert len(made) > 10_000
-
-
-def test_half_of_the_questions_of_a_fact_or_more_are_made_from_its_slots() -> None:
-    fact = next(fact for fact in all_facts() if fact.slots and len(fact.asked(False)) > 3 * len(fact.slots))
-    whole = {each for pattern in fact.asked(False) for each in variants(pattern)}
-    asked = [fact.ask(Random(seed), held_out=False) for seed in range(400)]
-    assert 160 < sum(each in whole for each in asked) < 240
 
 
 @pytest.mark.parametrize("bank", [*BANKS, "versus"])

@@ -6,7 +6,7 @@ from random import Random
 
 from training.chat import Exchange
 from training.check import Exact, Terms
-from training.facts import Fact, all_facts, asked_about
+from training.facts import Fact, all_facts, any_fact, asked_about
 from training.phrasing import other_words, reworded, roughly, wrapped
 
 MORE = (
@@ -127,7 +127,7 @@ def exchanges(rng: Random) -> list[Exchange]:
     """A question, sometimes with a follow-up on its answer, or two at once."""
     if rng.random() < TWO:
         return [both(rng)]
-    fact = rng.choice(all_facts())
+    fact = any_fact(rng)
     first = ask(rng, fact)
     if (others := followers(fact)) and rng.random() < 0.3:
         return [first, *(then(rng, *each) for each in rng.sample(others, rng.randint(1, len(others))))]
