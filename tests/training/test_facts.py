@@ -6,6 +6,7 @@ from random import Random
 from training.check import Terms
 from training.facts import all_facts, any_fact
 from training.facts import ways as ways_to_ask
+from training.kinds import about
 from training.phrasing import normal, variants
 
 
@@ -60,3 +61,11 @@ def test_a_fact_that_is_hard_to_tell_apart_is_asked_for_more_often() -> None:
     rng = Random(3)
     asked = Counter(any_fact(rng).id for _ in range(12_000))
     assert asked["key-undo"] > 1.5 * asked["kv-block"] > 0
+
+
+def test_rarer_words_leave_the_name_of_a_thing_as_it_is() -> None:
+    fact = next(fact for fact in all_facts() if fact.id == "chat-template")
+    asked = [about.ask(Random(seed), fact).user.lower() for seed in range(600)]
+    renamed = ("conversation template", "dialogue template", "discussion template", "talk template")
+    assert sum("chat template" in q for q in asked) > 200
+    assert [q for q in asked if any(name in q for name in renamed)] == []
