@@ -7,7 +7,7 @@ from training.check import Terms
 from training.facts import all_facts, any_fact
 from training.facts import ways as ways_to_ask
 from training.kinds import about
-from training.phrasing import normal, variants
+from training.phrasing import normal, variants, wrapped
 
 
 def test_every_fact_passes_its_own_check() -> None:
@@ -69,3 +69,9 @@ def test_rarer_words_leave_the_name_of_a_thing_as_it_is() -> None:
     renamed = ("conversation template", "dialogue template", "discussion template", "talk template")
     assert sum("chat template" in q for q in asked) > 200
     assert [q for q in asked if any(name in q for name in renamed)] == []
+
+
+def test_a_word_before_a_question_leaves_the_name_of_a_key_as_it_is() -> None:
+    made = {wrapped(Random(seed), "P does what?") for seed in range(300)}
+    assert len(made) > 20 and all("P does" in each for each in made)
+    assert any("what is a seed?" in wrapped(Random(seed), "What is a seed?") for seed in range(100))
