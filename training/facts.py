@@ -14,7 +14,9 @@ BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "defaul
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` and `ways` are whole questions, some with options in brackets."""
+    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` and `ways` are whole questions, some with options in brackets.
+
+    `often` is how many times as frequent it is as most facts: some are harder to tell apart."""
 
     id: str
     room: str
@@ -25,6 +27,7 @@ class Fact:
     pairs: tuple[tuple[str, str], ...]
     asks: tuple[str, ...]
     ways: tuple[str, ...]
+    often: int
 
     def questions(self, held_out: bool) -> list[str]:
         """Every question for this fact on one side of the split."""
@@ -67,6 +70,7 @@ def _read(room: str, raw: dict) -> Fact:
         pairs=tuple((a, b) for a, b in raw.get("versus", ())),
         asks=tuple(raw.get("ask", ())),
         ways=ways().get(raw["id"], ()),
+        often=raw.get("often", 1),
     )
 
 
@@ -86,6 +90,15 @@ def all_facts() -> tuple[Fact, ...]:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         found += [_read(path.stem, fact) for fact in raw["fact"]]
     return tuple(found)
+
+
+def any_fact(rng: Random) -> Fact:
+    return rng.choices(all_facts(), _often())[0]
+
+
+@cache
+def _often() -> tuple[int, ...]:
+    return tuple(fact.often for fact in all_facts())
 
 
 @cache

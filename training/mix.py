@@ -26,19 +26,19 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 1.0),
+    "about": (about.exchanges, 1.15),
     "unknown": (unknown.exchanges, 0.37),
-    "instructions": (instructions.exchanges, 0.45),
+    "instructions": (instructions.exchanges, 0.48),
     "numbers": (numbers.exchanges, 0.15),
     "stories": (stories.exchanges, 0.13),
     "manners": (manners.exchanges, 0.235),
     "files": (files.exchanges, 0.03),
-    "wishes": (wishes.exchanges, 0.095),
-    "care": (care.exchanges, 0.13),
+    "wishes": (wishes.exchanges, 0.11),
+    "care": (care.exchanges, 0.14),
     "ordinary": (care.ordinary, 0.125),
     "cannot": (cannot.exchanges, 0.095),
     "languages": (languages.exchanges, 0.09),
-    "lists": (lists.exchanges, 0.08),
+    "lists": (lists.exchanges, 0.09),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",

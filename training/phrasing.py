@@ -91,11 +91,13 @@ def normal(text: str) -> str:
 
 
 def wrapped(rng: Random, question: str) -> str:
-    """The question, sometimes with a word before or after it."""
+    """The question, sometimes with a word or a sentence before or after it."""
     draw = rng.random()
-    if draw < 0.1:
-        return any_of(rng, _banks()["wrap"]["before"]) + question[0].lower() + question[1:]
-    if draw < 0.17:
+    if draw < 0.13:
+        before, word = any_of(rng, _banks()["wrap"]["before"]), question.split(" ")[0]
+        keeps = before.endswith(". ") or not word[1:].islower()  # P remains P, because p is another key
+        return before + (question if keeps else question[0].lower() + question[1:])
+    if draw < 0.22:
         return question + any_of(rng, _banks()["wrap"]["after"])
     return question
 

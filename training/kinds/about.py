@@ -6,7 +6,7 @@ from random import Random
 
 from training.chat import Exchange
 from training.check import Exact, Terms
-from training.facts import Fact, all_facts, asked_about
+from training.facts import Fact, all_facts, any_fact, asked_about
 from training.phrasing import other_words, reworded, roughly, wrapped
 
 MORE = (
@@ -65,9 +65,21 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
     if not held_out:
         letters = any(len(x) == 1 for _, x in fact.slots)  # a key such as a is no article
         question = _typed(
-            rng, wrapped(rng, question if letters else reworded(rng, other_words(rng, question)))
+            rng, wrapped(rng, question if letters else reworded(rng, _other_words(rng, question, fact)))
         )
     return Exchange(question, rng.choice(fact.say), Terms(fact.must))
+
+
+def _other_words(rng: Random, question: str, fact: Fact) -> str:
+    """The question with rarer words, but the name of the thing that it asks for stays."""
+    low = question.lower()
+    names = [x for bank, x in fact.slots if bank != "do" and x.lower() in low]
+    if not names:
+        return other_words(rng, question)
+    name = max(names, key=len)
+    at = low.index(name.lower())
+    end = at + len(name)
+    return other_words(rng, question[:at]) + question[at:end] + other_words(rng, question[end:])
 
 
 def _typed(rng: Random, question: str) -> str:
@@ -127,7 +139,7 @@ def exchanges(rng: Random) -> list[Exchange]:
     """A question, sometimes with a follow-up on its answer, or two at once."""
     if rng.random() < TWO:
         return [both(rng)]
-    fact = rng.choice(all_facts())
+    fact = any_fact(rng)
     first = ask(rng, fact)
     if (others := followers(fact)) and rng.random() < 0.3:
         return [first, *(then(rng, *each) for each in rng.sample(others, rng.randint(1, len(others))))]

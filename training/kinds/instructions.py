@@ -13,6 +13,7 @@ from training.kinds.numbers import spell
 from training.kinds.ordering import compose, composed_ways
 from training.kinds.slots import POOLS, a_word, comma, sentence, several
 from training.lexicon import DAYS, MONTHS, TEXT, is_held_out, pick
+from training.phrasing import made_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ def _sort_numbers(rng: Random, held_out: bool) -> Order:
 
 def _case(rng: Random, held_out: bool) -> Order:
     text = _text(rng, held_out)
+    if not held_out and rng.random() < 0.2:
+        text = " ".join(made_up(rng, rng.choice((2, 3))) for _ in range(rng.randint(1, 4)))
     if rng.random() < 0.6:
         return _exact("upper", text.upper(), t=text)
     text = text.upper() if rng.random() < 0.5 else text
@@ -221,6 +224,7 @@ SHAPES: tuple[Callable[[Random, bool], Order], ...] = (
     _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_letter, _count_letter, _count_words, _count_items, _sort_words, _sort_words,
     _sort_numbers, _case, _case, _spell, _place, _bullets, _remove, _replace, _mark, _cycle,
 )  # fmt: skip
+TRAINED = (*SHAPES, _spell, _reverse_letters, _sort_words, _case, _remove, _times)
 COMPOSED = 0.7  # share of composed phrasings, for orders with parts
 BEFORE = ("Please: ", "Now: ", "Ok. ", "Hey, ", "Next: ")
 BIDS = ("Please ", "Can you ", "Could you ", "Now ", "I want you to ", "Would you ", "Ok, ")
@@ -244,7 +248,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """One order. The words and lists themselves are held out."""
     if not held_out and rng.random() < 0.22:
         return [json_of.exchange(rng)]
-    order = rng.choice(SHAPES)(rng, held_out)
+    order = rng.choice(SHAPES if held_out else TRAINED)(rng, held_out)
     if not held_out and order.way in composed_ways() and rng.random() < COMPOSED:
         return [Exchange(order.composed(rng), order.reply, order.check)]
     ask = order.asked(rng, held_out=False)

@@ -29,8 +29,18 @@ ASKS = {
         "Let me [see|read|look at|view|have a look at] {n} [different |]{c}[ on the screen| on my screen| here| in a column| one below the other|][.|, please.|]", "[I want to see|I'd like to see|Show|Display|Put up|Bring up] {n} [different |]{c} on [the|my] [screen|display][.|, please.|]",
         "[On the screen|On the page|In the chat], [show|write|put|list] {n} [different |]{c}[.|, please.|]", "[Fetch|Hand|Serve|Deliver|Produce|Supply] [me |]{n} {c}[.|, please.|]", "[My teacher|My son|The form|The exercise|A friend] [wants|asks for|needs] {n} {c}[. Help me out.|. Which ones?|, so list them.|.]",
         "[We play a game|It is a quiz]: [name|list|say] {n} [different |]{c}[.|!|]", "[Exactly|Only|Just|No more than] {n} {c}[, please|, one a line|.|]", "{n} {c}, [one per line|as a list|numbered|in a row|that is all I need][.|]", "[Help me|Help us] [find|name|collect] {n} {c}[.|, please.|]",
+        "I could use {n} {c}.",
+        "[I|We|My story|My game|The class] could use {n} [different |]{c}[.|, please.| right now.|]",
+        "[Could|Can|Would] you spare {n} [different |]{c} for my [notebook|diary|list|poster|homework|wall]?",
+        "[Could|Can|Would] you [lend|spare|hand|dictate] me {n} {c}[ for my notebook| for my homework|]?",
+        "Have you got {n} {c} for me?",
+        "[Have you got|Have you|Do you have|Got] {n} [different |]{c} [for me|for us|in store|for my list|up your sleeve]?",
+        "[In my notebook|On my poster|In my crossword|In my game] [I need|there is room for|there should be] {n} {c}[.|, which ones?|, go ahead.]",
+        "[I bet|I doubt|I wonder if|Let us see whether] you [know|can name|can list] {n} [different |]{c}[.|]",
+        "[Reel off|Rattle off|Run through|Go through|Count off] {n} [different |]{c}[.|, please.|]",
+        "[Dictate|Teach] me {n} {c}[.|, one by one.|]",
     ),
-    True: ("Would you write me {n} {c}?", "I could use {n} {c}.", "Could you spare {n} {c} for my notebook?", "Have you got {n} {c} for me?"),
+    True: ("Would you write me {n} {c}?", "My scrapbook lacks {n} {c}.", "Donate {n} {c} to my collection.", "Treat me to {n} {c}."),
 }  # fmt: skip
 SOME = ("some", "a few", "some", "several")
 STRANGE = (
@@ -104,7 +114,9 @@ def _number(rng: Random, n: int) -> str:
 
 def _size(rng: Random) -> int:
     draw = rng.random()
-    return rng.randint(1, 10) if draw < 0.55 else LONGEST if draw > 0.94 else rng.randint(2, LONGEST)
+    if draw < 0.5:
+        return rng.randint(1, 10)
+    return rng.choice((LONGEST, rng.randint(25, LONGEST))) if draw > 0.82 else rng.randint(2, LONGEST)
 
 
 def _list(rng: Random, held_out: bool) -> Made:

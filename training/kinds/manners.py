@@ -70,7 +70,7 @@ _PHRASES = {
         |Correct|Perfect|That is right|Exactly|Excellent|Amazing|Brilliant|Fantastic|You are smart|You are clever|You are nice|You are cute
         |That was helpful|That helped|That helped a lot|Nice work|Great work|Great answer|Good work|Right answer|You are the best|I love it|Lovely|Superb
         |That was good|You did well|Bravo|Nicely done|What a good answer|You are good|That is a good answer|That was perfect|Really good|You are amazing|That was great|Well answered|This is great|You answer well|I am impressed|Very nice|Very cool|So good|Good model|That was nice of you|Well said
-        |That was clever|You are very kind|What a great answer|Good stuff|You did great|That is really good|How clever of you|A very good answer""",
+        |That was clever|You are very kind|What a great answer|Good stuff|How clever of you|How kind of you|How smart of you|How sweet of you|How thoughtful of you|How well you put that|You did great|That is really good|What a gem of an answer|A very good answer""",
     "blame": """you stink|this sucks|ur dumb|u r stupid|ur useless|that sucks|so dumb|wtf|wth|what the hell|this is crap|bad bot|you are trash|worst bot ever|ur wrong|thats wrong|no thats wrong|u r bad|
         You are not very smart|You are not smart|You are not clever|That is not a good answer|This is a bad answer|
         Your answers are bad|You don't know anything|You know nothing|What a silly answer|That is silly|
@@ -142,12 +142,20 @@ NEWS = {  # asks for nothing; the last two of each are held out
         "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our team|My school] [won|just won][ today| the game| the cup|||]",
         "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
         "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
-        "I was accepted at the conservatory", "Our bakery just opened its doors",
+        "I was accepted at [the conservatory|music school|art school|the academy|my dream school]", "[Our|My] [bakery|shop|restaurant|studio|little store] [just opened its doors|opens today|is open at last|has its first customers]",
+        "[They|The jury|The school] [accepted|picked|chose|took] [me|us|my song|my design]", "I got [a place|a spot|a role|a scholarship|an internship][ at the academy| in the play| in the choir|]", "[My|Our] [audition|concert|exhibition|recital|first show|talk] [went well|was a success|was a hit|went great|sold out]",
+        "[My offer|My application|My paper|Our visa|Our plan] was [accepted|approved|granted]", "[We|I] found [a new home|a flat|a house by the lake|my lost ring|our cat again]", "[The doctor says|The results say] [I am healthy|it is nothing bad|all is fine|I am cured]", "[My grandma|My dad|My little brother] is [back home|healthy again|out of hospital|coming to visit]",
+        "[My first customer|My first sale|First snow|My first goal][ today| this morning|]", "[We|They|My parents] [planned a surprise for me|came all the way to see me|gave me a guitar|are so proud of me]", "[Our|The] [crowdfunding|petition|fundraiser|project] [reached its goal|made it|worked out]",
+        "My debut album climbed to number three", "The adoption agency sent us a yes",
     ),
     "sorrow": (
         "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our team|My school] [lost|just lost][ today| the game| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|said no]", "[Nobody|No one] came to my [party|birthday|concert]",
         "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|didn't get the job|missed my flight|have to move|got fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
-        "[sigh|oh no|ugh|noooo|sniff]", "The landlord refused my application", "My violin audition was a disaster",
+        "[sigh|oh no|ugh|noooo|sniff]", "The [landlord|bank|school|embassy|owner] [refused|rejected|turned down|denied] [my application|our offer|my request|my visa|the loan]", "[My|Our] [audition|violin audition|concert|interview|recital|first date|party|talk] was [a disaster|a flop|awful|a mess|ruined]",
+        "My [bike|phone|car|guitar|wallet] was stolen[ today| last night| again|]", "[My|Our] [flight|trip|wedding|vacation|holiday] [was canceled|fell through|is off]", "My [grandpa|grandmother|aunt|old teacher] [passed away|died last night|is very ill]", "I [was not picked|didn't make the team|came last|was left out][ again| today|]",
+        "[My|Our] [shop|bakery|band|club] [has to close|closed for good|broke up|is bankrupt]", "[They|My friends|The others] [forgot my birthday|left without me|laughed at me|did not invite me]", "My [best friend|sister|roommate] [moved away|won't talk to me|is mad at me|lied to me]", "[My|Our] [application|request|appeal|visa] was [refused|denied|rejected|turned down][ again|]",
+        "[The vet|The doctor] had [bad news|no good news][ for me| for us|]", "[I|We] [burned the cake|ruined the dinner|missed the concert|lost the keys to the new house|forgot her birthday]",
+        "My suitcase went astray and the honeymoon is spoiled", "The referee robbed us of the trophy",
     ),
 }  # fmt: skip
 
@@ -248,9 +256,9 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     draw = rng.random()
     if draw < 0.14:
         return [_statement(rng, held_out)]
-    if draw < 0.23:
+    if draw < 0.25:
         return [_answered(rng, *alone(rng, held_out))]
-    if draw < 0.29:
+    if draw < 0.34:
         room = rng.choice(tuple(NEWS))
         return [_answered(rng, news(rng, room, held_out), room)]
     room = rng.choice(ROOMS)[0]

@@ -5,8 +5,8 @@ from functools import cache
 from random import Random
 
 from training.facts import all_facts
-from training.lexicon import every_key, is_held_out, pick, words
-from training.phrasing import made_up
+from training.lexicon import every_key, every_word, is_held_out, pick, words
+from training.phrasing import ONSETS, made_up
 
 POOLS = ("foods", "objects", "animals", "colors", "names", "cities", "pet_names", "jobs", "hobbies")
 # Includes words with a meaning in the engine, so that a task with one is not answered as a question about it.
@@ -26,13 +26,40 @@ SHORT = tuple(
 @cache
 def of_the_answers() -> tuple[str, ...]:
     """The words of the facts' answers: any token of the vocabulary may have to be spelled. No held-out word of the lists is among them."""
-    kept = {word.lower() for key in every_key() for word in words(key, True)}
     found = {
         word
         for fact in all_facts()
         for word in re.findall(r"(?<![\w`*-])[a-z]{3,12}(?![\w`*-])", fact.say[0])
     }
-    return tuple(sorted(word for word in found - kept if not is_held_out("word " + word)))
+    return tuple(sorted(word for word in found - _kept() if not is_held_out("word " + word)))
+
+
+ENDINGS = "s er ed ing ly y ish ful ness man less land like ette wise en al ist".split()
+
+
+@cache
+def _stems() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that orders are about, of which a held-out one is often a token that no other word has; and those of the facts."""
+    ours = {word.lower() for key in (*POOLS, "spelled") for word in every_word(key)}
+    first = {word for word in ours if is_held_out(word)} | set(COMMON)
+    texts = (text for fact in all_facts() for text in (*fact.say, *fact.asks))
+    known = ours | {word for text in texts for word in re.findall(r"(?<![\w`*-])[a-z]+(?![\w`*-])", text)}
+    rare, usual = (sorted(w for w in found if w.isalpha() and 2 < len(w) < 10) for found in (first, known))
+    return tuple(rare), tuple(usual)
+
+
+@cache
+def _kept() -> frozenset[str]:
+    return frozenset(word.lower() for key in every_key() for word in words(key, True))
+
+
+def stretched(rng: Random) -> str:
+    """A known word with another ending or beginning, so that its tokens are spelled though the word itself is held out."""
+    while True:
+        stem = rng.choice(_stems()[rng.random() < 0.25])
+        word = stem + rng.choice(ENDINGS) if rng.random() < 0.65 else rng.choice(ONSETS) + stem[1:]
+        if word not in _kept() and not is_held_out("word " + word):
+            return word
 
 
 def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
@@ -47,7 +74,9 @@ def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
             word = pick(rng, "spelled", held_out)
         elif draw < 0.5 and not held_out:
             word = rng.choice(of_the_answers())
-        elif draw < 0.62:
+        elif draw < 0.7 and not held_out:
+            word = stretched(rng)
+        elif draw < (0.62 if held_out else 0.76):
             word = made_up(rng, rng.choice((1, 2, 2)))
             if is_held_out("word " + word) != held_out:
                 continue

@@ -81,7 +81,7 @@ CHOICE_WAYS = (
 )  # fmt: skip
 MODELS = (
     "Qwen", "Qwen3", "Qwen2.5", "Qwen3-0.6B", "Llama", "Llama 3", "Llama 3.2", "Mistral", "Mistral 7B", "TinyLlama", "SmolLM", "SmolLM2", "Gemma", "Phi", "DeepSeek",
-    "GPT-2", "an 8B model", "a 7B model", "a bigger model", "a better model", "another model", "a real model", "a smarter model", "a larger model",
+    "GPT-2", "Qwen3-8B", "Llama 3.1", "Gemma 3", "OLMo", "Granite", "a different model", "some other model", "a grown-up model", "a proper model", "a 30B model", "an 8B model", "a 7B model", "a bigger model", "a better model", "another model", "a real model", "a smarter model", "a larger model",
 )  # fmt: skip
 MODEL_WAYS = (
     "load {s}", "use {s}", "run {s}", "switch to {s}", "change to {s}", "open {s}", "take {s}", "download {s}", "get {s}", "fetch {s}", "start {s}", "try {s}", "I want {s}",
@@ -91,6 +91,22 @@ MODEL_WAYS = (
     "[I want|I'd like|I would like|I prefer] [to talk to|to use|to ask|to have|to run|to try] {s}[ instead| here| now|]", "[exchange|swap|trade] [yourself|this model] for {s}", "[is there a way|how do I manage|what do I do] to [load|use|run|get] {s}?",
     "hand this chat over to {s}", "[hand|turn|pass|give] [this chat|the chat|my chat|everything|the talk] over to {s}[ now| please|]", "[put|bring|get] {s} [behind|under|into] this chat[ now| please|]", "{s} [should|shall|must|can|may|will] [take your seat|take your place|sit in your seat|take over from you|do your job|answer for you|be in charge|write the replies]", "[give|hand|leave|pass] [this chat|the chat|my questions|your seat|your place] to {s}", "I [want|would like|prefer] {s} [in your seat|in your place|in your stead|to take over|to answer from here]",
     "I [would be|am|was] [happier|better off|more at ease|more pleased] with {s}[ at the wheel| on the job| behind this| in your seat|]", "[kindly|please|now] [step aside|make room|move over|stand back|step back] for {s}[, please|]", "{s} [at the wheel|in the driver's seat|behind the screen|in your seat][, please| now|]", "[put|set|place|seat] {s} [at the wheel|in the driver's seat|in your seat|in your chair][ now| please|]", "I [wish|hoped|had hoped] {s} [were|was|would be] [here|at work|the one that answers|in your place]", "[step down|retire|rest] and [let|have] {s} [do it|work|answer|go on]",
+    "{s} [ought to|should|had better|must|is to] be [in charge|in control|at the head|the boss] of [this conversation|this chat|our talk|this session]",
+    "{s} [ought to|should|had better|must] [run the show|lead|steer|call the tune|hold the reins|take the lead][ from here| now|]",
+    "[make way|clear the way|stand aside], I [prefer|want|would like] [an answer|a reply|the next answer|answers] from {s}",
+    "[let|have] {s} [be in charge|be the boss|take the lead|take the reins|run this chat|be at the helm][ here| now|]",
+    "[put|place] {s} in [charge|command|control][ of this chat| of our talk| here|]",
+    "[a change of brains|new brains|fresh brains|another head], [please|now]: {s}",
+    "[you are fired|you're dismissed|your shift is over|you may go], [bring|fetch|send|call|get me] {s}",
+    "[how can I|how do I|can I] [wake up|call in|summon|bring in|put to work] {s}?",
+    "I [would rather|would sooner|prefer to|want to] [talk|speak|chat|write] [to|with] {s}",
+    "is there [room|a seat|a place] for {s} here?",
+    "[let me|I want to] [swap|trade|exchange] you for {s}",
+    "[from now on|from here on] {s} [does the thinking|does the talking|answers|is the one who answers|is my partner]",
+    "the [next answer|next reply|rest of this talk] [should|shall|must|has to] come from {s}",
+    "[upgrade|move|change|migrate] [this chat|us|the session] to {s}",
+    "I [have heard good things of|read about|was told to try|am curious about] {s}, [so load it|can I have it here|how do I get it|put it to work]",
+    "[your successor|your replacement|the next model] [is|shall be|should be] {s}",
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
@@ -100,6 +116,22 @@ RENAME_WAYS = (
     "[write|put|set|place] {s} [above|over|on top of|as the title of|at the head of] this chat", "[this chat|the chat|it] [shall|should|will|must] [be called|have the name|be named|have the title] {s}", "[call|name|title|label] [this one|the chat|this talk|this conversation] {s}", "[change|set] the [name|title] [of the chat |]to {s}",
     "from here on this chat is {s}", "[from here on|from now on|from today on|as of now] [this chat|this one|the chat|this tab] [is|is called|goes by|is named|shall be] {s}", "the tab over my chat had better show {s}", "[the tab|the tab above|the tab over my chat|the title bar|the head of this chat] [should|shall|must|had better|is to|ought to] [show|carry|read|say|bear] {s}[ now| please|]", "[I want|I'd like|I would like|we want] [to see|to read|to have] {s} [as the headline|as the title|as the heading|above this chat|at the top|in the tab|as the name][ of this chat| here| from now on|]", "[the headline|the heading|the tab|the title] [should|must|shall|is to] [read|say|be] {s}", "[make|use|take|put] {s} [the title|the headline|as the headline|as the heading|as the chat's name|in the tab]",
     "[I want to|I'd like to|so that I can|later I want to|help me] [find|see|recognize|spot] this [chat|talk|one] [as|under|by the name] {s}[ later| in the list| again|]", "[file|store|keep|list|save] this [chat|talk|one] [as|under|by the name] {s}[ please| in the list|]",
+    "[engrave|carve|chisel|paint|print|stamp|stick] {s} on [the nameplate|the door plate|the sign|the label|the tag|the cover|the spine] of [our talk|this chat|this conversation|the chat]",
+    "let {s} be what [this chat|this talk|it] is [known as|called|listed as]",
+    "[let|make] [this chat|our talk|this conversation] [be known as|go by|answer to|bear the name|carry the name] {s}",
+    "[I christen|I baptize|I name|I hereby call|we christen] [this chat|this talk|our conversation] {s}",
+    "{s} [is the new name|shall be the name|would be a better name|is a good title] [of|for] [this chat|our talk|this conversation]",
+    "[the old name|the present title|this title|the name New chat] [does not fit|is wrong|is ugly|must go|says nothing], {s} [is better|would fit|instead, please|it shall be]",
+    "[hang|put|pin] a [sign|label|tag|note] [with|that says|reading] {s} [on|over|above] [this chat|our talk|this tab]",
+    "[stick|attach|glue] the label {s} [to|on] [this chat|this tab|our conversation]",
+    "[how do I|can I|how can I|could I] [name|call|title|rename|christen|label] [this chat|our talk|this conversation|the tab] {s}?",
+    "my [chat|talk|conversation] [needs|wants|should get|deserves] [a name|a title|another name|a label], [make it|say|take|for example] {s}",
+    "[refer to|list|record|archive|register|catalog] this [chat|talk|conversation] as {s}",
+    "[title|headline|name tag|label|heading] [of|for] [this chat|our talk]: {s}",
+    "[replace|overwrite|exchange] the [title|name|heading] [of this chat |of our talk |]with {s}",
+    "[scratch|drop|forget] the old [title|name] and [write|put|use] {s}",
+    "[make|let] the [nameplate|sign|label|tab|heading] [read|say|show] {s}",
+    "I [will|shall|want to] [call|name|title|christen] [this chat|this talk|it in the list] {s}",
 )  # fmt: skip
 BIDS = (
     "",
@@ -126,11 +158,11 @@ TESTS = {
         "could we have {s} from here on?",
         "I feel like {s} for the rest of this chat",
     ),
-    "model": ("{s} ought to be in charge of this conversation", "make way, I prefer an answer from {s}"),
-    "rename": ("engrave {s} on the nameplate of our talk", "let {s} be what this chat is known as"),
+    "model": ("crown {s} as the ruler of this dialogue", "{s} deserves the microphone"),
+    "rename": ("may {s} adorn the gate to this dialogue", "dub our exchange {s}"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
-SHARES = {"knob": 0.45, "choice": 0.3, "model": 0.18, "rename": 0.07}
+SHARES = {"knob": 0.4, "choice": 0.28, "model": 0.2, "rename": 0.12}
 
 
 def _knob(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:

@@ -1,0 +1,77 @@
+"""The facts: many questions for each, none for two of them, and none that is held out among the trained."""
+
+from collections import Counter
+from random import Random
+
+from training.check import Terms
+from training.facts import all_facts, any_fact
+from training.facts import ways as ways_to_ask
+from training.kinds import about
+from training.phrasing import normal, variants, wrapped
+
+
+def test_every_fact_passes_its_own_check() -> None:
+    wrong = [fact.id for fact in all_facts() for say in fact.say if not Terms(fact.must).right(say)]
+    assert wrong == []
+
+
+def test_there_are_hundreds_of_facts_with_several_questions_each() -> None:
+    facts = all_facts()
+    assert len(facts) >= 200
+    assert len({fact.id for fact in facts}) == len(facts)
+    whole = [sum(len(variants(pattern)) for pattern in fact.asked(held_out=False)) for fact in facts]
+    assert min(len(fact.slots) + asked for fact, asked in zip(facts, whole, strict=True)) >= 5
+
+
+def test_no_two_facts_are_asked_for_in_the_same_words() -> None:
+    slots = Counter(slot for fact in all_facts() for slot in {*fact.slots, *fact.pairs})
+    whole = Counter(
+        each
+        for fact in all_facts()
+        for each in {(normal(q), fact.say) for p in fact.asked(False) for q in variants(p)}
+    )
+    answers = Counter(question for question, _ in whole)
+    assert [each for each, count in (*slots.items(), *answers.items()) if count > 1] == []
+
+
+def test_no_held_out_question_of_a_fact_is_trained_on() -> None:
+    trained = {normal(each) for fact in all_facts() for q in fact.asked(False) for each in variants(q)}
+    kept = [q for fact in all_facts() for q in fact.asked(True)]
+    assert [q for q in kept if normal(q) in trained or variants(q) != [q]] == []
+    assert len(kept) > 100
+
+
+def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one() -> None:
+    assert set(ways_to_ask()) <= {fact.id for fact in all_facts()}
+    made = [each for patterns in ways_to_ask().values() for pattern in patterns for each in variants(pattern)]
+    assert [each for each in made if "[" in each or "]" in each or "|" in each or not normal(each)] == []
+    kept = {normal(q) for fact in all_facts() for q in fact.questions(held_out=True)}
+    assert [each for each in made if normal(each) in kept] == []
+    assert len(made) > 10_000
+
+
+def test_half_of_the_questions_of_a_fact_or_more_are_made_from_its_slots() -> None:
+    fact = next(fact for fact in all_facts() if fact.slots and len(fact.asked(False)) > 3 * len(fact.slots))
+    whole = {each for pattern in fact.asked(False) for each in variants(pattern)}
+    asked = [fact.ask(Random(seed), held_out=False) for seed in range(400)]
+    assert 160 < sum(each in whole for each in asked) < 240
+
+
+def test_a_fact_that_is_hard_to_tell_apart_is_asked_for_more_often() -> None:
+    rng = Random(3)
+    asked = Counter(any_fact(rng).id for _ in range(12_000))
+    assert asked["key-undo"] > 1.5 * asked["kv-block"] > 0
+
+
+def test_rarer_words_leave_the_name_of_a_thing_as_it_is() -> None:
+    fact = next(fact for fact in all_facts() if fact.id == "chat-template")
+    asked = [about.ask(Random(seed), fact).user.lower() for seed in range(600)]
+    renamed = ("conversation template", "dialogue template", "discussion template", "talk template")
+    assert sum("chat template" in q for q in asked) > 200
+    assert [q for q in asked if any(name in q for name in renamed)] == []
+
+
+def test_a_word_before_a_question_leaves_the_name_of_a_key_as_it_is() -> None:
+    made = {wrapped(Random(seed), "P does what?") for seed in range(300)}
+    assert len(made) > 20 and all("P does" in each for each in made)
+    assert any("what is a seed?" in wrapped(Random(seed), "What is a seed?") for seed in range(100))
