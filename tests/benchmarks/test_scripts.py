@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,8 @@ def test_every_script_has_a_toy_size() -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_script_runs(name: str, tmp_path: Path) -> None:
-    with streaming_server() as (base, _):
+    asks = "URL" in QUICK[name]  # to end a server takes half a second
+    with streaming_server() if asks else nullcontext(("", None)) as (base, _):
         assert runs(name, QUICK[name].replace("URL", base), tmp_path)
 
 

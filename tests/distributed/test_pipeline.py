@@ -125,6 +125,7 @@ def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
     assert first.traffic > 0 and last.traffic == 0, "tokens are sent with the steps"
 
 
+@pytest.mark.soak  # as one that hangs, which is killed
 def test_a_stage_that_dies_ends_the_requests(llama: Path) -> None:
     engine = engine_on(llama, pp=2, depth=1)
     try:

@@ -34,7 +34,7 @@ from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, spe
 from tests.runner.small import GREEDY, alone, ask, close_to, drain, engine_on, run_to, turn
 from tests.waiting import becomes
 
-WARM = SamplingParams(temperature=0.8, max_tokens=14, ignore_eos=True)
+WARM = SamplingParams(temperature=0.8, max_tokens=10, ignore_eos=True)
 PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
 
 
@@ -70,7 +70,7 @@ def everything(engine: Engine, drafts: Sequence[str] = SPECULATION) -> tuple[lis
     engine.preempt(id)
     drain(engine)
     for kind in drafts:
-        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=20)
+        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=10)
         outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)
     outputs.append(ask(engine, PROMPT, replace(WARM, seed=9, grammar=Grammar("regex", "[ab]+")))[1])

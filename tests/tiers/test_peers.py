@@ -290,7 +290,7 @@ OPENS = st.sampled_from(
 )  # looks it takes, the job from which it fails
 
 
-@examples(60)
+@examples(30)
 @given(JOBS, COPIES, st.sampled_from([4, 12, 64]), OPENS)
 def test_replies_are_those_of_one_engine(
     jobs: list[tuple[int, int, int, int, int | None, int]],

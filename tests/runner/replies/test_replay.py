@@ -218,7 +218,7 @@ def short_recording(
     return path.read_bytes()
 
 
-@examples(30)
+@examples(15)
 @given(data=st.data())
 def test_a_broken_file_is_refused(
     llama: Path, short_recording: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
