@@ -28,7 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Tests that start programs with another home share the compiled kernels.
 os.environ.setdefault("MINICHAT_KERNELS", str(Path.home() / ".cache" / "minichat" / "kernels"))
 # A key waits for the next frame, and most tests of the screen only for keys.
-os.environ["TEXTUAL_FPS"] = "1000"
+os.environ["TEXTUAL_FPS"] = "500"
 # A folder without certificates: no test connects to another machine, and each client would load 140 of them.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cases import one_row_of
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, serving, user
 from tests.waiting import becomes, tick
 
@@ -54,14 +55,20 @@ def full_key() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("full", "status", "words"),
-    [
-        ("full_engine", 503, "1 requests are waiting"),
-        ("full_gate", 503, "3 choices are in flight, and the server takes 3; retry later"),
-        ("full_key", 429, "this key has 3 choices in flight, and may have 3; retry when some have finished"),
-    ],
+    ("stream", "full", "status", "words"),
+    one_row_of(
+        2,
+        (
+            (stream, *full)
+            for full in (
+                ("full_engine", 503, "1 requests are waiting"),
+                ("full_gate", 503, "3 choices are in flight, and the server takes 3; retry later"),
+                ("full_key", 429, "this key has 3 choices in flight, and may have 3; retry when some have"),
+            )
+            for stream in (False, True)[:: 1 if full[0] != "full_gate" else -1]
+        ),
+    ),
 )
 def test_who_is_refused_is_told_when_to_retry(
     request: pytest.FixtureRequest,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.server.http import bodies, protocol
+from tests.cases import one_of
 from tests.examples import TIMES
 from tests.server.conftest import KEY, Served, dry, half_read, serving
 from tests.waiting import LIMIT, becomes
@@ -130,12 +131,15 @@ def test_what_follows_a_request_waits_for_its_reply(hasty: Served) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [
-        b"\x00\xff\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /%b HTTP/1.1\r\n\r\n" % (b"x" * 70_000),
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnever\r\n",
-    ],
+    one_of(
+        2,
+        [
+            b"\x00\xff\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET /%b HTTP/1.1\r\n\r\n" % (b"x" * 70_000),
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnever\r\n",
+        ],
+    ),
     ids=["bytes", "version", "long", "chunk"],
 )
 @pytest.mark.parametrize("stream", [False, True])
