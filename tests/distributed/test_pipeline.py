@@ -204,6 +204,7 @@ def test_a_recurrent_state_in_every_stage(tmp_path: Path) -> None:
         assert replies(engine) == replies(engine_on(tmp_path, max_step_tokens=20))
 
 
+@pytest.mark.soak  # in each run groups/test_grouped.py has four ranks, too
 def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
     """Four ranks: partial sums are added inside of each stage, as without stages."""
     with ranked(llama, tp=2, max_step_tokens=20) as engine:
