@@ -40,7 +40,7 @@ def expected() -> Iterator[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(
-    "words", ["--tp 2", "--replicas 2", *soak("--pp 2", "--prefill-gpus 1 --decode-gpus 1")]
+    "words", ["--replicas 2", *soak("--tp 2", "--pp 2", "--prefill-gpus 1 --decode-gpus 1")]
 )
 def test_two_processes_reply_as_one_engine(
     words: str, expected: list[tuple[int, ...]], tmp_path: Path

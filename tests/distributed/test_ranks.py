@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine import timeline
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Died, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
@@ -146,6 +147,12 @@ def test_a_snapshot_names_the_ranks(two: Engine) -> None:
     assert (first.rank, first.pid, first.device) == (0, os.getpid(), "cpu")
     assert (second.rank, second.device) == (1, "cpu") and second.pid != first.pid
     assert first.cache == second.cache == two.runner.memory()["cache"]
+
+
+@pytest.mark.usefixtures("two")
+def test_what_each_rank_did_is_in_the_engines_timeline() -> None:
+    found = {each.what for each in timeline.every() if each.thread == "rank 1: MainThread"}
+    assert {"torch", "the engine's modules", "the weights"} <= found
 
 
 def test_each_rank_holds_half_of_the_model(two: Engine, drafted: Path) -> None:

@@ -1,6 +1,7 @@
 """Pictures of every screen in three sizes, dark, light and without color, compared line by line.
 
-The others differ from the dark ones in colors alone, so they are compared only by `make soak`.
+In each run one size of each dark scene is compared, in turns; `make soak` compares all pictures. Those that
+are not dark differ in colors alone.
 `make pictures` (UPDATE_PICTURES=1) regenerates them; review the changes in the diff.
 """
 
