@@ -119,7 +119,7 @@ def test_all_who_retry_are_answered_once() -> None:
 
 
 def test_a_free_place_is_used_at_once() -> None:
-    with filled(in_flight=3) as served, served.client() as client:
+    with filled(in_flight=3, drain=0.1) as served, served.client() as client:
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
         [running, *_] = served.host.snapshot().requests
         assert client.post(f"/engine/requests/{running.id}/abort").is_success
