@@ -237,8 +237,8 @@ def test_two_replicas(cluster: RayCluster, fleet: Fleet, monkeypatch: pytest.Mon
 
 @pytest.mark.soak  # each of these starts a process; fleets without Ray do the same in each run
 def test_replicas_that_end_and_return(cluster: RayCluster, fleet: Fleet, tmp_path: Path) -> None:
-    as_much_is_found_as_in_one_big_cache(fleet)
     a_killed_engine_ends_its_own_streams_and_returns(fleet)
+    as_much_is_found_as_in_one_big_cache(fleet)
     a_drained_replica_gets_a_new_actor(fleet)
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
 
