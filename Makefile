@@ -30,7 +30,7 @@ tests: $(VENV)/.for-test
 
 soak: $(VENV)/.for-test  ## run the long tests that `make test` skips, and more random examples
 	@$(PYTEST) -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
-	@EXAMPLES=20 $(PYTEST) -n $(WORKERS) --dist worksteal -m "hypothesis and not soak" --timeout 600 $(ARGS)
+	@EXAMPLES=40 $(PYTEST) -n $(WORKERS) --dist worksteal -m "hypothesis and not soak" --timeout 600 $(ARGS)
 
 cuda: $(VENV)/.for-test  ## run only the tests that need an NVIDIA GPU
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)

@@ -28,7 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Tests that start programs with another home share the compiled kernels.
 os.environ.setdefault("MINICHAT_KERNELS", str(Path.home() / ".cache" / "minichat" / "kernels"))
 # A key waits for the next frame, and most tests of the screen only for keys.
-os.environ["TEXTUAL_FPS"] = "240"
+os.environ["TEXTUAL_FPS"] = "500"
 # A folder without certificates: no test connects to another machine, and each client would load 140 of them.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
@@ -38,7 +38,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=10 * TIMES,
+    max_examples=5 * TIMES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -9,13 +9,14 @@ message to each widget of the screen: only to those that have such handlers.
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import textual.app
 import textual.pilot
+from textual.app import App
 from textual.pilot import Pilot
 
 from tests.waiting import LIMIT, tick
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 SOON = 0.02  # seconds: a timer due this soon belongs to current work, such as a frame
 LONGEST = 1.0  # seconds, if the loop never becomes idle
+LEAVING = 0.2  # seconds, once the program has been left: its frames go on until it has ended
 
 
 class IdleSelector(selectors.DefaultSelector):
@@ -43,7 +45,18 @@ class IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
+def _none() -> None:
+    """No program runs."""
+
+
+_driven: Callable[[], App[Any] | None] = _none  # the program of the latest pilot
 _selectors: "WeakKeyDictionary[asyncio.AbstractEventLoop, IdleSelector]" = WeakKeyDictionary()
+
+
+def forget() -> None:
+    """Call when a program has ended: waits for the next one are as long as ever."""
+    global _driven
+    _driven = _none
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -61,7 +74,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 async def rest(min_sleep: float = 0.0, max_sleep: float = LONGEST) -> None:
     """Wait until the loop is idle; the parameters are those of Textual's function."""
-    await asyncio.wait([_idle()], timeout=max_sleep)
+    app = _driven()
+    left = app is not None and app.return_code is not None
+    await asyncio.wait([_idle()], timeout=min(max_sleep, LEAVING) if left else max_sleep)
 
 
 async def next_timer() -> float:
@@ -87,6 +102,11 @@ def _idle() -> asyncio.Future[float]:
 
 class ImpatientPilot(Pilot[Any]):
     """Waits for the program, its screen and the focused widgets only."""
+
+    def __init__(self, app: App[Any]) -> None:
+        global _driven
+        super().__init__(app)
+        _driven = ref(app)
 
     async def _wait_for_screen(self, timeout: float = LIMIT) -> bool:
         """Return whether they have processed their messages; they have not if the program failed."""

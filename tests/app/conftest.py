@@ -250,6 +250,7 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Any]:
                     if app.is_running and app.screen_stack:
                         strips_of(app.screen)
         finally:
+            impatient.forget()
             log.removeHandler(failures)
             store.close()
         if failures.errors:

@@ -148,8 +148,8 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     assert user.ps()[0]["state"] == "ready"
 
     with user.client() as client, unix_connect(str(resident.socket), "ws://localhost/ws") as endless:
-        id = begin_reply(client, RATE)
-        begin_reply(client, RATE)  # has no reader
+        id = begin_reply(client, RATE // 4)
+        begin_reply(client, RATE // 4)  # has no reader
         endless.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell me", "params": ENDLESS}))
         assert '"started"' in str(endless.recv(30))
         with client.stream("GET", f"/engine/replies/{id}") as reading, ThreadPoolExecutor() as readers:

@@ -80,7 +80,7 @@ def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[S
 
 def test_killing_the_screen_loses_nothing(terminal: Callable[..., Tmux], run: Run, tmp_path: Path) -> None:
     resident = Resident(home_of(locate({"HOME": str(tmp_path)})))
-    tmux = terminal("up", "--dry-run", f"--rate={RATE}")
+    tmux = terminal("up", "--dry-run", f"--rate={2 * RATE}")
     try:
         ask(tmux)
         process = tmux.program()

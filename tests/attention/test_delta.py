@@ -73,7 +73,7 @@ class Rows:
             self.out[text].append(out)
 
 
-@examples(9)
+@examples(5)
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_steps_and_other_rows_change_no_bit(lengths: list[int], random: object) -> None:
     """However texts are cut and put together, also a text's next tokens as rows of their own."""

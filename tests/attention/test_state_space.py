@@ -42,13 +42,13 @@ def chunked(count: int) -> tuple[Tensor, Tensor, StateSpace]:
     return inputs(count, InChunks)
 
 
-@examples(15)
+@examples(8)
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_steps_and_other_rows_change_no_bit(lengths: list[int], random: object) -> None:
     assert_steps_change_no_bit(lengths, random, inputs)
 
 
-@examples(15)
+@examples(8)
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_chunks_give_what_tokens_one_by_one_do(lengths: list[int], random: object) -> None:
     rows, plain = Rows(lengths, chunked), Rows(lengths, inputs)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from benchmarks.__main__ import discovered, main
 from tests.bench.streaming import streaming_server
 from tests.benchmarks.test_command import FAKE
+from tests.cases import one_of
 from tests.waiting import becomes
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +102,8 @@ def test_every_script_has_a_toy_size() -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_script_runs(name: str, tmp_path: Path) -> None:
-    with streaming_server() as (base, _):
+    asks = "URL" in QUICK[name]  # to end a server takes half a second
+    with streaming_server() if asks else nullcontext(("", None)) as (base, _):
         assert runs(name, QUICK[name].replace("URL", base), tmp_path)
 
 
@@ -121,7 +124,7 @@ def test_a_script_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", GPU)
+@pytest.mark.parametrize("name", one_of(5, GPU))
 def test_without_a_gpu_a_script_says_so(name: str) -> None:
     with pytest.raises(SystemExit, match=f"{name} needs (an )?NVIDIA GPU"):
         main([name, "--no-save"])

@@ -172,4 +172,4 @@ class TwoScreens(RuleBasedStateMachine):
 
 
 TestTwoScreens = TwoScreens.TestCase
-TestTwoScreens.settings = settings(max_examples=20 * TIMES, stateful_step_count=30)
+TestTwoScreens.settings = settings(max_examples=10 * TIMES, stateful_step_count=30)

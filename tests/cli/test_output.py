@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minichat.shell.streams import settle
+from tests.cases import soak
 
 
 def output(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
@@ -56,9 +57,10 @@ def test_a_reply_into_a_closed_stream_is_not_lost_silently() -> None:
     assert (code, words) == (1, "minichat: cannot write: standard output is closed\n")
 
 
-def test_without_standard_error_a_reply_still_succeeds() -> None:
-    code, reply = output("hi 2>&-", "generate --max-tokens=2", out=True)
-    assert code == 0 and reply.strip()
+@pytest.mark.parametrize("words", ["locate", *soak("generate --max-tokens=2 hi")])
+def test_without_standard_error_a_command_still_succeeds(words: str) -> None:
+    code, said = output("2>&-", words, out=True)
+    assert code == 0 and said.strip()
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ from engine.api.events import Event, Transferred
 from engine.kv.tiers import disk
 from engine.kv.tiers.shared import name_of_rank
 from engine.serving.engine import Engine
+from tests.cases import soak
 from tests.distributed.threads import ranked
 from tests.runner.small import alone, ask, drain
 from tests.waiting import LIMIT
@@ -40,7 +41,7 @@ def reply(engine: Engine, prompt: list[int]) -> list[int]:
     return output.tokens
 
 
-@pytest.mark.parametrize("ranks", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["ranks", "stages"])
+@pytest.mark.parametrize("ranks", [{"tp": 2}, *soak({"tp": 1, "pp": 2})], ids=["ranks", "stages"])
 def test_a_chat_resumes_in_a_new_engine_if_every_rank_has_its_share(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: dict[str, int]
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_snapshot_names_the_stages_and_their_bubbles(staged: Engine) -> None:
     assert first.traffic > 0 and last.traffic == 0, "tokens are sent with the steps"
 
 
+@pytest.mark.soak  # as one that hangs, which is killed
 def test_a_stage_that_dies_ends_the_requests(llama: Path) -> None:
     engine = engine_on(llama, pp=2, depth=1)
     try:
@@ -203,6 +204,7 @@ def test_a_recurrent_state_in_every_stage(tmp_path: Path) -> None:
         assert replies(engine) == replies(engine_on(tmp_path, max_step_tokens=20))
 
 
+@pytest.mark.soak  # in each run groups/test_grouped.py has four ranks, too
 def test_stages_of_two_ranks_are_two_ranks(llama: Path) -> None:
     """Four ranks: partial sums are added inside of each stage, as without stages."""
     with ranked(llama, tp=2, max_step_tokens=20) as engine:

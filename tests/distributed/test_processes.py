@@ -14,6 +14,7 @@ from engine.start import start
 from minichat.cli import parser
 from minichat.commands.options import engine_config
 from minichat.commands.serve import ServerCallbacks, check, engine
+from tests.cases import soak
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = [[*range(at, at + 2 * at)] for at in (20, 40, 60, 80)]
@@ -38,7 +39,9 @@ def expected() -> Iterator[list[tuple[int, ...]]]:
     alone.close()
 
 
-@pytest.mark.parametrize("words", ["--tp 2", "--pp 2", "--replicas 2", "--prefill-gpus 1 --decode-gpus 1"])
+@pytest.mark.parametrize(
+    "words", ["--replicas 2", *soak("--tp 2", "--pp 2", "--prefill-gpus 1 --decode-gpus 1")]
+)
 def test_two_processes_reply_as_one_engine(
     words: str, expected: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

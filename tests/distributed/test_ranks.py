@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine import timeline
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Died, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
@@ -34,7 +35,7 @@ from tests.runner.rows.test_speculation import KINDS, LETTERS, always_draft, spe
 from tests.runner.small import GREEDY, alone, ask, close_to, drain, engine_on, run_to, turn
 from tests.waiting import becomes
 
-WARM = SamplingParams(temperature=0.8, max_tokens=14, ignore_eos=True)
+WARM = SamplingParams(temperature=0.8, max_tokens=10, ignore_eos=True)
 PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
 
 
@@ -70,7 +71,7 @@ def everything(engine: Engine, drafts: Sequence[str] = SPECULATION) -> tuple[lis
     engine.preempt(id)
     drain(engine)
     for kind in drafts:
-        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=20)
+        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=10)
         outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)
     outputs.append(ask(engine, PROMPT, replace(WARM, seed=9, grammar=Grammar("regex", "[ab]+")))[1])
@@ -146,6 +147,12 @@ def test_a_snapshot_names_the_ranks(two: Engine) -> None:
     assert (first.rank, first.pid, first.device) == (0, os.getpid(), "cpu")
     assert (second.rank, second.device) == (1, "cpu") and second.pid != first.pid
     assert first.cache == second.cache == two.runner.memory()["cache"]
+
+
+@pytest.mark.usefixtures("two")
+def test_what_each_rank_did_is_in_the_engines_timeline() -> None:
+    found = {each.what for each in timeline.every() if each.thread == "rank 1: MainThread"}
+    assert {"torch", "the engine's modules", "the weights"} <= found
 
 
 def test_each_rank_holds_half_of_the_model(two: Engine, drafted: Path) -> None:

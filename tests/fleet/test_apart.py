@@ -228,7 +228,7 @@ def test_while_the_memory_fails_nothing_is_sent(apart: Apart) -> None:
 def test_an_ended_request_leaves_no_blocks_on_either_side(
     apart: Apart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.fleet.fleet.ANSWERS_WITHIN", 0.5)
+    monkeypatch.setattr("engine.fleet.fleet.ANSWERS_WITHIN", 0.2)
     assert becomes(apart.idle)
     with stopped(apart):
         held = [apart.fleet.submit(prompt(400 + at, 300), GREEDY) for at in range(2)]

@@ -139,13 +139,13 @@ def test_what_ends_its_last_request_is_answered_before_its_process_ends(
     assert answered == [True]
 
 
-def test_unknown_replicas_and_engines_of_this_process_are_refused(running: Running) -> None:
-    with pytest.raises(BadInput, match="there is no replica 7; the fleet has 0, 1"):
-        running.fleet.send(DrainReplica(7)).result()
-    alone = EngineThread(dry_engine(EngineConfig(model="pocket", blocks=64)))
+def test_unknown_replicas_and_engines_of_this_process_are_refused() -> None:
+    alone, other = (EngineThread(dry_engine(EngineConfig(model="pocket", blocks=64))) for _ in range(2))
     with pytest.raises(BadInput, match="--replicas"):
         alone.send(DrainReplica(0)).result()
-    threads = Fleet({0: alone})
+    threads = Fleet({0: alone, 1: other})
+    with pytest.raises(BadInput, match="there is no replica 7; the fleet has 0, 1"):
+        threads.send(DrainReplica(7)).result()
     with pytest.raises(BadInput, match="no process of its own"):
         threads.send(StartReplica(0)).result()
     threads.close()

@@ -228,17 +228,19 @@ def an_engine_that_cannot_start_says_why(cluster: RayCluster, tmp_path: Path) ->
         EngineProcess(config, tmp_path / "engine.log", launch=cluster.launcher(config))
 
 
-def test_two_replicas(
-    cluster: RayCluster, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_replicas(cluster: RayCluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, so that Ray starts once."""
     prompts_go_to_their_blocks(fleet)
-    as_much_is_found_as_in_one_big_cache(fleet)
-    a_killed_engine_ends_its_own_streams_and_returns(fleet)
     an_engine_ends_with_its_actor(fleet)
+    it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
+
+
+@pytest.mark.soak  # each of these starts a process; fleets without Ray do the same in each run
+def test_replicas_that_end_and_return(cluster: RayCluster, fleet: Fleet, tmp_path: Path) -> None:
+    a_killed_engine_ends_its_own_streams_and_returns(fleet)
+    as_much_is_found_as_in_one_big_cache(fleet)
     a_drained_replica_gets_a_new_actor(fleet)
     an_engine_that_cannot_start_says_why(cluster, tmp_path)
-    it_says_what_the_cluster_cannot_give(cluster, monkeypatch)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 Imports = dict[str, set[str]]
@@ -32,13 +33,19 @@ def module_name(package: Path, file: Path) -> str:
 def names_in(file: Path, module: str) -> Iterator[str]:
     """The full names that a file imports: `a.b` for `from a import b`, whether `b` is a module or a name."""
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in import_nodes(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             origin = [*above, *([node.module] if node.module else [])]
             yield from (".".join([*origin, alias.name]) for alias in node.names)
+
+
+@cache
+def import_nodes(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """The imports anywhere in a file. Several tests read the same files, and parsing all takes a second."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def owner(name: str, modules: Collection[str]) -> str | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ground.circles import import_nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     "api": 0,
@@ -59,7 +61,7 @@ def floor(module: str) -> int:
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
     """The full name of every module that the source imports, anywhere in the file."""
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in import_nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

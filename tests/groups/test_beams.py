@@ -124,7 +124,7 @@ def searches(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@examples(25)
+@examples(13)
 @given(params=searches(), length=st.integers(1, 38), depth=st.integers(0, 1))
 def test_every_option_means_the_same_as_in_transformers(
     engines: list[Engine], theirs: Any, params: SamplingParams, length: int, depth: int

@@ -98,7 +98,7 @@ def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
         pytest.param(WINDOWED, id="windowed"),
     ],
 )
-@examples(20)
+@examples(10)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
 def test_other_requests_do_not_change_a_reply(groups: BlockGroups, work: Workload[Job]) -> None:
     engine = replace(work.place, blocks=work.place.blocks * groups.count).engine(groups=groups)

@@ -108,7 +108,7 @@ def assert_same_as_transformers(folder: Path, prompt: list[int], ends: list[int]
     engine = engine_on(folder, dtype="float32")
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     for width, more in ((4, {}), (10, {"length_penalty": 0.2, "early_stopping": True})):
-        params = SamplingParams(beams=width, n=3, max_tokens=40, **more)
+        params = SamplingParams(beams=width, n=3, max_tokens=24, **more)
         assert_same(search(engine, prompt, params), generate(theirs, prompt, params, ends))
 
 

@@ -53,7 +53,7 @@ def together(*options: str) -> dict[str, Any]:
     return {"max_tokens": 12, "seed": 3, **fields}
 
 
-@pytest.mark.parametrize("pair", one_of(2, combinations(OPTIONS, 2)), ids="+".join)
+@pytest.mark.parametrize("pair", one_of(4, combinations(OPTIONS, 2)), ids="+".join)
 def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
     if field := REFUSED.get(pair):
         with pytest.raises(BadParams, match="cannot be combined with") as caught:
@@ -74,7 +74,7 @@ def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
             assert set(one.text) <= set("ab") and len(one.text) >= 3
 
 
-@pytest.mark.parametrize("pair", one_of(5, permutations(OPTIONS, 2)), ids="-".join)
+@pytest.mark.parametrize("pair", one_of(11, permutations(OPTIONS, 2)), ids="-".join)
 def test_one_option_after_the_other(engine: Engine, pair: tuple[str, str]) -> None:
     """The second option is set on a reply that runs with the first."""
     before, after = pair

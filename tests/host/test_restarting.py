@@ -16,6 +16,7 @@ from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.host.stream import ReplyFailed
+from tests.cases import soak
 from tests.waiting import LIMIT, becomes
 
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1)
@@ -76,7 +77,7 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
     assert kinds == [Restarting, Restarted, Died]
 
 
-@pytest.mark.parametrize(("restarts", "state"), [(1, "restarting"), (0, "dead")])
+@pytest.mark.parametrize(("restarts", "state"), [(1, "restarting"), *soak((0, "dead"))])
 def test_a_death_that_is_not_reported_yet_is_in_the_snapshot(start: Start, restarts: int, state: str) -> None:
     may_report = threading.Event()
 

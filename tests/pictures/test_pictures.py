@@ -1,6 +1,7 @@
 """Pictures of every screen in three sizes, dark, light and without color, compared line by line.
 
-The others differ from the dark ones in colors alone, so they are compared only by `make soak`.
+In each run one size of each dark scene is compared, in turns; `make soak` compares all pictures. Those that
+are not dark differ in colors alone.
 `make pictures` (UPDATE_PICTURES=1) regenerates them; review the changes in the diff.
 """
 
@@ -27,7 +28,11 @@ SOAK = () if UPDATE else (pytest.mark.soak,)
 
 @run
 @pytest.mark.parametrize(
-    "look", ["dark", *(pytest.param(each, marks=SOAK) for each in ("light", "no-color"))]
+    ("look", "sizes"),
+    [
+        pytest.param("dark", 1, id="dark"),
+        *(pytest.param(each, 3, id=f"{each}-all", marks=SOAK) for each in ("dark", "light", "no-color")),
+    ],
 )
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=SOAK if at % 2 else ()) for at, each in enumerate(SITTINGS)]
@@ -38,19 +43,23 @@ async def test_the_screen_looks_unchanged(
     tmp_path: Path,
     name: str,
     look: str,
+    sizes: int,
 ) -> None:
+    """`sizes`: how many of each scene; if it is one, scenes take turns with them."""
     sitting, different = SITTINGS[name], list[str]()
     monkeypatch.delenv("NO_COLOR", raising=False)
     if look == "no-color":
         monkeypatch.setenv("NO_COLOR", "1")
     theme = "minichat-light" if look == "light" else "minichat-dark"
     async with opened(bench, monkeypatch, tmp_path, sitting, theme) as it:
-        for scene, play in sitting.scenes.items():
+        for at, (scene, play) in enumerate(sitting.scenes.items()):
+            all_sizes = SIZES if look == "dark" or scene in MAIN else SIZES[1:2]
             async with play(it):
-                for size in SIZES if look == "dark" or scene in MAIN else SIZES[1:2]:
+                for size in all_sizes if sizes > 1 else SIZES[: at % 3 + 1]:  # as a user enlarges it
                     await it.resize(size)
-                    file = f"{scene}-{size[0]}x{size[1]}-{look}.svg"
-                    different += compare(file, picture(it.app, f"{scene}, {look}"), tmp_path)
+                    if sizes > 1 or size == SIZES[at % 3]:
+                        file = f"{scene}-{size[0]}x{size[1]}-{look}.svg"
+                        different += compare(file, picture(it.app, f"{scene}, {look}"), tmp_path)
                 await it.resize(SIZES[0])
     assert not different, "\n".join([*different, "", "if this is intended: make pictures"])
 

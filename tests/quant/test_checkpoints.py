@@ -21,6 +21,7 @@ from engine.models.fields import Fields
 from engine.models.packing import packing
 from engine.models.registry import load_model
 from engine.models.support import support
+from tests.cases import one_of
 from tests.models.tiny import CONFIG, checkpoint, plain_attend, write_config
 from tests.quant.packers import Awq, Checkpoints, Compressed, Fp8, Gptq, write
 
@@ -65,8 +66,8 @@ def made(weights: dict[str, Tensor], tmp_path: Path, request: pytest.FixtureRequ
     return write(weights, CONFIG | SHAPE, tmp_path, request.param)
 
 
-def each_of(packers: dict[str, Any]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("made", packers.values(), ids=packers, indirect=True)
+def each_of(packers: dict[str, Any], every: int = 1) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("made", one_of(every, packers.values()), ids=packers, indirect=True)
 
 
 def ones(*shape: int) -> Tensor:
@@ -161,7 +162,7 @@ def test_on_a_gpu(made: Checkpoints) -> None:
             assert float((found - expected).norm() / expected.norm()) < least, (name, rows)
 
 
-@each_of(PACKERS)
+@each_of(PACKERS, every=2)
 def test_other_schemes_are_made_from_the_dequantized_numbers(made: Checkpoints) -> None:
     read = packing(Fields.read(made.quantized / "config.json"))
     assert read is not None

@@ -64,6 +64,7 @@ ALIKE = (
     "fp16",
     "int4-32",
     "int4",
+    "bnb-fp4",
 )  # schemes that the tiny model and their neighbors cover in each run
 SCHEMES = [pytest.param(each, marks=pytest.mark.soak) if each in ALIKE else each for each in BOUNDS]
 

@@ -51,8 +51,8 @@ def modules_and_bytes() -> tuple[int, int]:
     return modules, packed + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
-@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.soak), 1])
-def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
+@pytest.mark.parametrize(("depth", "changes"), [(1, 8), *soak((0, 20), (1, 20))])
+def test_many_changes_under_eight_chats(folder: Path, depth: int, changes: int) -> None:
     engine = engine_on(folder, depth=depth, prefix_cache=False)
     first = reply(engine)
     for scheme in filter(
@@ -60,12 +60,12 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     ):  # tables that the kernels of a scheme keep for each shape are made once
         changed_under_chats(engine, random.Random(depth), 1, (scheme,))
     before, earlier = modules_and_bytes(), recorded_events(engine)
-    outputs = changed_under_chats(engine, random.Random(depth), 20)
+    outputs = changed_under_chats(engine, random.Random(depth), changes)
     assert modules_and_bytes() == before, "memory of other weights was not released"
     assert {each.finish for each in outputs} == {Finish.LENGTH} and len(outputs) >= 8
     assert [len(each.tokens) for each in outputs] == [40] * len(outputs)
     over = [event for event in earlier if isinstance(event, events.Quantized)]
-    assert len(over) >= 20 and {event.error for event in over} == {""}
+    assert len(over) >= changes and {event.error for event in over} == {""}
     assert engine.scheduler.pool.in_use == 0
     assert reply(engine) == first, "the weights are not the same as before"
 

@@ -73,7 +73,7 @@ class FreeDrafts(Prices):
         return 0.0
 
 
-@examples(25)
+@examples(13)
 @given(workloads([6, 7, 9, 40], lambda place: jobs(min(place.tokens, 90)), most=8))
 def test_drafts_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine(alphabet=ALPHABET)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import Event, Transferred
@@ -22,6 +22,7 @@ from engine.kv.tiers.disk_index import DiskIndex
 from engine.kv.tiers.tier import DeviceBlocks
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone
+from tests.examples import examples
 from tests.outputs import Output
 from tests.tiers.disk_engine import ask, computed, disk_engine, drain_slowly
 from tests.waiting import becomes
@@ -372,7 +373,7 @@ def _meddle(folder: Path, seed: int) -> None:
             file.write_bytes(data)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(sessions(), st.sampled_from([4, 16, 64]), st.sampled_from([6, 64]))
 def test_random_sessions_over_files_that_change_give_the_right_replies(
     work: list[tuple[int, list[list[int]]]], slots: int, blocks: int

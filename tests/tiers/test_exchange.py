@@ -264,7 +264,7 @@ JOBS = st.lists(
 COPIES = st.lists(st.tuples(st.integers(0, 5), st.sampled_from([False] * 4 + [True])), min_size=1, max_size=6)
 
 
-@examples(60)
+@examples(30)
 @given(JOBS, COPIES, st.sampled_from([4, 12, 64]), st.sampled_from([8, 64]))
 def test_replies_are_those_of_one_engine(
     jobs: list[tuple[int, int, int, int, int]], copies: list[tuple[int, bool]], slots: int, blocks: int

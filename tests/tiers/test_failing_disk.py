@@ -19,6 +19,7 @@ from engine.assembly import _disk
 from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.disk_index import reason_of
 from engine.models.identity import files_hash
+from tests.cases import soak
 from tests.engine.ledger import alone
 from tests.tiers.disk_engine import ask, computed, disk_engine
 from tests.tiers.failing_disk import LONG, right_replies
@@ -39,7 +40,7 @@ def may_mount() -> bool:
     ("how", "problem", "found"),
     [
         ("full", "No space left on device", "found"),
-        ("read-only", "Read-only file system", "found"),
+        *soak(("read-only", "Read-only file system", "found")),
         ("vanished", "No such file or directory", "computed"),
     ],
 )

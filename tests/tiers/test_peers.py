@@ -217,7 +217,7 @@ def test_only_blocks_of_a_process_that_is_alive_after_the_copy_count(
 
 @pytest.mark.parametrize(
     ("handle", "late", "seen"),
-    one_row_of(3, product(("same", "other"), (0, 4), ("nothing", "the kill", "the end", "both"))),
+    one_row_of(5, product(("same", "other"), (0, 4), ("nothing", "the kill", "the end", "both"))),
 )
 def test_after_a_kill_nothing_is_found_until_the_restarted_sender_has_lent_its_memory(
     seen: str, late: int, handle: str, caplog: pytest.LogCaptureFixture
@@ -290,7 +290,7 @@ OPENS = st.sampled_from(
 )  # looks it takes, the job from which it fails
 
 
-@examples(60)
+@examples(30)
 @given(JOBS, COPIES, st.sampled_from([4, 12, 64]), OPENS)
 def test_replies_are_those_of_one_engine(
     jobs: list[tuple[int, int, int, int, int | None, int]],

@@ -9,6 +9,7 @@ import pytest
 from minichat.chats.export import to_json
 from minichat.chats.model import Chat, Message
 from tests.app.conftest import run
+from tests.cases import case
 
 
 async def take_in(it: Any, file: Path) -> None:
@@ -33,29 +34,29 @@ async def test_an_exported_chat_comes_back(bench: Callable[..., Any], tmp_path: 
         assert [turn["content"] for turn in reply.prompt] == ["hello", "good day", "and?"]
 
 
-@run
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "Cannot read"),
-        (b"{", "invalid JSON"),
-        (b"{}", '"format" must be'),
-        (b"\xff\xfe{", "not UTF-8 text"),
-        ("{}".encode("utf-8-sig"), '"format" must be'),
-    ],
+NO_CHATS = (
+    (None, "Cannot read"),
+    (b"{", "invalid JSON"),
+    (b"{}", '"format" must be'),
+    (b"\xff\xfe{", "not UTF-8 text"),
+    ("{}".encode("utf-8-sig"), '"format" must be'),
 )
-async def test_a_file_that_is_no_chat_is_refused(
-    bench: Callable[..., Any], tmp_path: Path, content: bytes | None, why: str
-) -> None:
-    file = tmp_path / "chat.json"
-    if content is not None:
-        file.write_bytes(content)
+
+
+@run
+async def test_a_file_that_is_no_chat_is_refused(bench: Callable[..., Any], tmp_path: Path) -> None:
     async with bench() as it:
-        await take_in(it, file)
-        await it.until(
-            lambda: any("chat.json: " in each and why.lower() in each.lower() for each in it.notices())
-        )
-        assert len(it.app.chats) == 1
+        for content, why in NO_CHATS:
+            file = tmp_path / f"chat{len(it.notices())}.json"
+            if content is not None:
+                file.write_bytes(content)
+            with case(content):
+                await take_in(it, file)
+                wanted = (f"{file.name}: ", why.lower())
+                await it.until(
+                    lambda wanted=wanted: any(all(w in each.lower() for w in wanted) for each in it.notices())
+                )
+                assert len(it.app.chats) == 1
 
 
 @run

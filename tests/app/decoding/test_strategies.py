@@ -324,7 +324,7 @@ async def test_random_changes_leave_chat_and_engine_in_agreement(
                 await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
             if not it.drawer.display:
                 await it.pilot.press("f3")
-            for _ in range(25):
+            for _ in range(15):
                 await it.pilot.press(draw.choice(TURNS if draw.random() < 0.85 else WALKS))
                 while len(it.app.screen_stack) > 1:
                     await it.pilot.press("escape")

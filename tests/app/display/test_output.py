@@ -47,7 +47,7 @@ class Link:
 
 @pytest.fixture
 def slow() -> Iterator[Link]:
-    link = Link(100, 0.01)
+    link = Link(100, 0.005)
     yield link
     link.close()
 
@@ -60,7 +60,7 @@ def fast() -> Iterator[Link]:
 
 
 def test_quitting_drops_what_a_slow_terminal_has_not_taken(slow: Link) -> None:
-    """25 frames take 50 s on this link."""
+    """25 frames take 25 s on this link."""
     for _ in range(25):
         slow.output.write(FRAME)
     began = time.monotonic()

@@ -87,6 +87,7 @@ def test_imports_of_a_start_use_code_that_an_earlier_one_has_kept(
         assert "exec" not in vars(dataclasses)
 
 
+@pytest.mark.usefixtures("_restored")
 def test_a_model_that_cannot_be_loaded_freezes_nothing() -> None:
     gc.unfreeze()  # what other tests froze would be counted as long as it lives
     with pytest.raises(OSError), interpreter.loading():

@@ -38,10 +38,10 @@ async def test_a_replica_is_drained_and_taken_back_from_the_palette(bench: Calla
     backend = FleetBackend()
     async with bench((130, 50), backend=backend) as it:
         await it.until(lambda: it.main.engine.latest)
-        await it.pilot.press("ctrl+p", *"drain replica 1 and stop", "enter")
+        await it.pilot.press("ctrl+p", *"replica 1 and stop", "enter")
         await it.until(lambda: backend.sent == [DrainReplica(1, stop=True)])
         await it.until(lambda: it.main.engine.latest.replicas[1].state == "draining")
-        await it.pilot.press("ctrl+p", *"drain, stop or start", "enter")
+        await it.pilot.press("ctrl+p", *"stop or start", "enter")
         await it.until(lambda: "draining, 2 running, 1 waiting" in it.screen_text())
         assert "Drain replica 0 and restart it" in it.screen_text()
         await it.pilot.press("down", "down", "enter")

@@ -20,6 +20,7 @@ from engine.api.params import SamplingParams
 from engine.host.thread import EngineThread
 from engine.start import start
 from minichat.cli import parser
+from minichat.clients import local
 from minichat.clients.bridge import in_thread
 from minichat.clients.local import LocalBackend
 from minichat.clients.protocol import Progress
@@ -31,7 +32,10 @@ from tests.waiting import LIMIT, until
 
 
 @run
-async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> None:
+async def test_the_old_engine_ends_and_its_memory_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "gc", gc)
     one, two = write_model(tmp_path / "one", f"{TEMPLATE}<think>\n"), write_model(tmp_path / "two")
     models: list[weakref.ref] = []
 
@@ -63,6 +67,7 @@ async def test_the_old_engine_ends_and_its_memory_is_freed(tmp_path: Path) -> No
     assert sum(len(delta.tokens) for delta in await whole(again)) == 3
     assert received and not any(isinstance(event, Died) for event in received)
     assert backend.close()
+    gc.freeze()  # as in tests/conftest.py
 
 
 @run

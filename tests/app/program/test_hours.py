@@ -51,7 +51,7 @@ def stream(reply: FakeReply, draw: random.Random) -> None:
 
 @run
 @pytest.mark.parametrize(
-    ("seed", "steps"), [(0, 20), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(20))]
+    ("seed", "steps"), [(0, 12), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(20))]
 )
 async def test_random_keys(bench: Callable[..., Any], seed: int, steps: int) -> None:
     draw, keys = random.Random(seed), [*BOUND, *TYPED, *TYPED, *MOVED]

@@ -33,8 +33,11 @@ async def test_an_edited_theme_is_reloaded(bench: Callable[..., Any], tmp_path: 
 
 
 @run
-async def test_a_theme_is_copied_and_each_save_is_applied(bench: Callable[..., Any]) -> None:
+async def test_a_theme_is_copied_and_each_save_is_applied(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a key or focus: the user is in an editor."""
+    monkeypatch.setattr("minichat.ui.live_themes._LOOKS_EVERY", 0.05)
     async with bench() as it:
         await it.command("view.copy_theme")
         await it.pilot.press("enter")

@@ -42,12 +42,12 @@ def start(llama: Path, meet: str, **config: int) -> Engine:
     return engine_on(llama, meet=meet, **config or {"tp": 2})
 
 
-@pytest.mark.parametrize("kind", ["tp", *soak("pp")])
-def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kinds", [("tp", "pp"), *soak((("pp", "tp"),))])
+def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kinds: tuple[str, str]) -> None:
     """The replies of one process. It joins the next engine too, and its death ends that with the reason."""
     files, expected = open_files(), alone(llama, PROMPT).reply
     with rank(meet, tmp_path / "log"):
-        for turn in range(2):
+        for turn, kind in enumerate(kinds):
             engine = start(llama, meet, **{kind: 2})
             try:
                 _, output = ask(engine, PROMPT)
@@ -74,9 +74,8 @@ def test_a_rank_of_another_machine(llama: Path, meet: str, tmp_path: Path, kind:
         pass  # the port is free again
 
 
-@pytest.mark.parametrize(
-    ("tp", "pp", "stages"), [(1, 2, [1, 0]), *soak((2, 2, [1, 1, 0, 0]), (1, 3, [2, 1, 0]))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("tp", "pp", "stages"), [(1, 2, [1, 0]), (2, 2, [1, 1, 0, 0]), (1, 3, [2, 1, 0])])
 def test_stages_on_several_machines(
     llama: Path, meet: str, tmp_path: Path, tp: int, pp: int, stages: list[int]
 ) -> None:

@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import pytest
 
-from engine import timeline
 from engine.api.config import EngineConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.distributed import team
@@ -18,7 +17,7 @@ from engine.distributed.crews.started import RankCount, StartedRanks, start_earl
 from engine.distributed.identity import Gpu
 from engine.host.launching import Ahead
 from engine.start import start
-from tests.runner.small import alone, ask, drain, engine_on
+from tests.runner.small import engine_on
 
 WAITS = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -103,16 +102,6 @@ def test_ranks_on_gpus_that_torch_does_not_find_start_again(monkeypatch: pytest.
         assert not made.lost
     finally:
         made.close()
-
-
-def test_what_each_rank_did_is_in_the_engines_timeline(llama: Path) -> None:
-    engine = engine_on(llama, tp=2)
-    _, output = ask(engine, [1, 5, 9])
-    drain(engine)
-    engine.close()
-    assert output.reply == alone(llama, [1, 5, 9]).reply
-    found = {each.what for each in timeline.every() if each.thread == "rank 1: MainThread"}
-    assert {"torch", "the engine's modules", "the weights"} <= found
 
 
 @pytest.mark.parametrize(

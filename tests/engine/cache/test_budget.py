@@ -38,7 +38,7 @@ def long_workloads(budget: TokenBudget) -> st.SearchStrategy[Workload[Job]]:
     return workloads([budget.peak + more for more in range(1, 8)], lambda place: jobs(250), most=6)
 
 
-@examples(25)
+@examples(13)
 @given(st.data(), budgets)
 def test_other_requests_do_not_change_a_reply(data: st.DataObject, budget: TokenBudget) -> None:
     run_workload(data.draw(long_workloads(budget)), budget=budget)

@@ -78,7 +78,7 @@ def tiers(draw: st.DrawFn) -> ByteTier:
     return tier
 
 
-@examples(15)
+@examples(8)
 @given(work=any_workload, tier=tiers(), every=st.sampled_from([1, 3, 5]))
 def test_following_steps_do_not_change_replies(work: Workload[Job], tier: ByteTier, every: int) -> None:
     """Requests are preempted, aborted and forked while their blocks arrive."""

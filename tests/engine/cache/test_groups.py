@@ -62,7 +62,7 @@ def ask(engine: Engine, prompt: Sequence[int], count: int, seed: int = 0, **more
     return reply
 
 
-@examples(40)
+@examples(20)
 @given(st.data(), block_groups())
 def test_other_requests_do_not_change_a_reply(data: st.DataObject, groups: BlockGroups) -> None:
     run_workload(data.draw(long_workloads(groups)), groups=groups)
@@ -77,7 +77,7 @@ def test_other_requests_do_not_change_a_reply_in_many_examples(
     run_workload(data.draw(long_workloads(groups)), groups=groups)
 
 
-@examples(15)
+@examples(8)
 @given(st.data(), block_groups(), STEPS)
 def test_resizing_does_not_change_replies(
     data: st.DataObject, groups: BlockGroups, steps: dict[int, int]
@@ -87,7 +87,7 @@ def test_resizing_does_not_change_replies(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@examples(20)
+@examples(10)
 @given(data=st.data(), groups=block_groups(), tier=tiers())
 def test_tiers_do_not_change_replies(
     cached: bool, data: st.DataObject, groups: BlockGroups, tier: ByteTier
@@ -104,7 +104,7 @@ def test_tiers_do_not_change_replies(
     run_workload(replace(work, place=place), pass_time, groups=groups, below=[tier])
 
 
-@examples(15)
+@examples(8)
 @given(st.integers(0, 99), st.sampled_from(["ngram", "suffix"]), st.integers(0, 1))
 def test_rejected_drafts_do_not_release_blocks_too_early(seed: int, kind: str, depth: int) -> None:
     engine = ledger_engine(blocks=least(GROUPS, 200) + 9, groups=GROUPS, depth=depth, alphabet=3)

@@ -44,13 +44,13 @@ def resizes_at(steps: dict[int, int], least: int) -> Callable[[Engine, int], Non
     return meddle
 
 
-@examples(30)
+@examples(15)
 @given(any_workload, STEPS)
 def test_resizing_does_not_change_replies(work: Workload[Job], steps: dict[int, int]) -> None:
     run_workload(work, resizes_at(steps, LEAST))
 
 
-@examples(25)
+@examples(13)
 @given(st.data(), windows, STEPS)
 def test_resizing_does_not_change_replies_with_a_window(
     data: st.DataObject, window: Window, steps: dict[int, int]

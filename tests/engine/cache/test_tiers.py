@@ -72,7 +72,7 @@ def tiers(draw: st.DrawFn) -> ByteTier:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@examples(15)
+@examples(8)
 @given(work=any_workload, tier=tiers())
 def test_tiers_do_not_change_replies(work: Workload[Job], tier: ByteTier, late: bool) -> None:
     """`late`: computing is fast and steps take seconds, so that requests wait for no slow load."""

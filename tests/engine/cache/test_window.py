@@ -37,7 +37,7 @@ def long_workloads(window: Window) -> st.SearchStrategy[Workload[Job]]:
     return workloads([window.peak + more for more in range(7)], lambda place: jobs(250), most=6)
 
 
-@examples(25)
+@examples(13)
 @given(st.data(), windows)
 def test_other_requests_do_not_change_a_reply(data: st.DataObject, window: Window) -> None:
     run_workload(data.draw(long_workloads(window)), window=window)

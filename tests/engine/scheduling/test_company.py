@@ -64,7 +64,7 @@ def nothing(engine: Engine, step: int) -> None:
     """The default for `meddle`."""
 
 
-@examples(30)
+@examples(15)
 @given(any_workload)
 def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     run_workload(work)

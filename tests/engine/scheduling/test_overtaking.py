@@ -165,7 +165,7 @@ arrivals = st.lists(
 )
 
 
-@examples(30)
+@examples(15)
 @given(engine_setups([6, 7, 9, 16, 40]), arrivals, st.sampled_from([0.05, 20.0]))
 def test_random_arrivals_preempt_by_priority_and_all_replies_are_right(
     place: EngineSetup, work: list[Arrival], pace: float
@@ -187,7 +187,7 @@ def test_random_arrivals_preempt_by_priority_and_all_replies_are_right(
         assert reply.tokens == expected
 
 
-@examples(25)
+@examples(13)
 @given(engine_setups([9, 16, 40]), st.lists(st.integers(5, 60), min_size=1, max_size=12), st.integers(0, 12))
 def test_the_highest_priority_starts_within_a_few_steps_whatever_runs(
     place: EngineSetup, prompts: list[int], after: int

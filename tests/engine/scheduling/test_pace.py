@@ -116,7 +116,7 @@ def test_as_many_tokens_as_the_factor_allows() -> None:
 
 
 @pytest.mark.soak
-@examples(15)
+@examples(8)
 @given(
     machine=st.builds(
         Machine,

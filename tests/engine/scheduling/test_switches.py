@@ -16,7 +16,7 @@ from tests.outputs import Output
 NAMES = ("prefix_cache", "chunked_prefill", "overlap")
 
 
-@examples(30)
+@examples(15)
 @given(
     any_workload,
     st.dictionaries(st.integers(0, 28), st.lists(st.sampled_from(NAMES), min_size=1), max_size=12),

@@ -302,7 +302,7 @@ def test_without_graphs_there_is_nothing_to_do() -> None:
     assert not warm_up.step()
 
 
-@examples(30)
+@examples(15)
 @given(
     st.dictionaries(st.integers(0, 150), st.tuples(st.integers(1, 60), st.integers(1, 12)), max_size=8),
     st.sampled_from([0, 1]),

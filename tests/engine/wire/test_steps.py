@@ -156,7 +156,7 @@ def test_corrupt_bytes_are_refused_or_stay_within_bounds(data: st.DataObject) ->
     assert int(fresh.tables.grid.max()) < BOUNDS.blocks
 
 
-@examples(15)
+@examples(8)
 @given(any_workload)
 def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
     recorded: list[tuple[bytes | TransferOrder, StepResult | None]] = []

@@ -14,7 +14,7 @@ QUICK = {
     "dense": ("drafts",), "experts": ("one",), "mamba": (),
     "lone": (), "lone-experts": (), "states": (), "scaled": ("one",), "scaled-experts": (),
     "biased": (), "normed-terms": ("decodes",), "gelu": (), "clamped": (),
-    "latents": ("one",), "latents-of-queries": ("one",),
+    "latents": ("one",), "latents-of-queries": (),
     "convolutions": ("drafts",), "beside": ("decodes",),
 }  # fmt: skip
 CASES = [

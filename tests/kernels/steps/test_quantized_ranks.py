@@ -16,7 +16,7 @@ DECODES = [(1, 20), (1, 1), (1, 17)]
 @pytest.mark.parametrize(
     ("scheme", "rows", "in_pieces"),
     [
-        ("int8", DECODES, False),
+        *soak(("int8", DECODES, False)),
         ("fp8", DECODES, True),
         ("int4", DECODES[:1], False),
         *soak(("int8", DECODES[:1], False), ("fp8", DECODES[:1], False), ("int4", DECODES, True)),

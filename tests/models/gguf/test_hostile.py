@@ -98,7 +98,7 @@ def opened(file: Path) -> str:
 
 
 @given(data=st.data())
-@examples(20)
+@examples(10)
 def test_a_truncated_file_is_refused(good: bytes, data: st.DataObject, tmp_path_factory: Any) -> None:
     file = tmp_path_factory.mktemp("cut") / "cut.gguf"
     file.write_bytes(good[: data.draw(st.integers(0, len(good) - 1))])
@@ -106,7 +106,7 @@ def test_a_truncated_file_is_refused(good: bytes, data: st.DataObject, tmp_path_
 
 
 @given(data=st.data())
-@examples(60)
+@examples(30)
 def test_changed_bytes_never_crash(good: bytes, data: st.DataObject, tmp_path_factory: Any) -> None:
     """Most changes of the header are refused; those of a weight or a name may go unnoticed."""
     file, header = tmp_path_factory.mktemp("bad") / "bad.gguf", len(good) - 6000

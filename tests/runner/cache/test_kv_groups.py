@@ -18,6 +18,7 @@ from engine.quality.score import read
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.cases import soak
+from tests.distributed.threads import ranked
 from tests.outputs import Output
 from tests.runner.graphs.plain_stage import staged
 from tests.runner.replies.test_transformers import generate
@@ -208,12 +209,9 @@ def test_a_recording_gives_the_same_tokens(checkpoint: Made, tmp_path: Path) -> 
 
 def test_two_ranks_have_the_same_groups(checkpoint: Made) -> None:
     folder, theirs = checkpoint("gemma3")
-    engine = engine_on(folder, tp=2, blocks=20)
-    try:
+    with ranked(folder, tp=2, blocks=20) as engine:
         assert engine.scheduler.kv.group_count == 3
         assert reply(engine).tokens == generate(theirs, LONG, COUNT)
-    finally:
-        engine.close()
 
 
 def test_another_scheme_of_the_cache_and_of_the_weights(checkpoint: Made) -> None:

@@ -23,7 +23,7 @@ from engine.kv.store import KVStore, bits, move_blocks
 from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.cases import one_row_of
+from tests.cases import one_row_of, soak
 from tests.outputs import Output, Outputs
 from tests.runner.small import GREEDY, ask, drain, engine_on, run_to, turn, turn_until
 from tests.speculation.test_company import FreeDrafts
@@ -140,7 +140,7 @@ def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preempti
     assert engine.scheduler.cached_tokens > hits
 
 
-@PACKED
+@pytest.mark.parametrize("scheme", ["int4", *soak("int8", "fp8")])
 def test_rejected_drafts_leave_no_trace(llama: Path, scheme: str) -> None:
     """Drafts across the ends of blocks, at either depth."""
     prompt = [1, 70, 71, 70, 71]

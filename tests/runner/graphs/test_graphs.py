@@ -84,7 +84,7 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
     assert np.array_equal(mirror, engine.scheduler.tables.grid)
 
 
-@pytest.mark.parametrize("most", [4, 16])
+@pytest.mark.parametrize("most", [4, *soak(16)])
 def test_drafts_are_verified_in_the_graph_of_as_many_rows(drafted: Path, most: int) -> None:
     """A row with three drafts is four rows of a graph. With room for four, two such rows have no graph."""
     kinds: tuple[dict[str, Any], ...] = (

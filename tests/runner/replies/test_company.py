@@ -109,7 +109,7 @@ def engine_for(folder: Path, work: Workload, **more: Any) -> Engine:
     )
 
 
-@examples(9)
+@examples(5)
 @given(work=workloads)
 def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
     assert_nothing_changes(engine_for(llama, work), llama, work)

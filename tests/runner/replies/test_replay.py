@@ -74,7 +74,7 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     turn(engine)
     drain(engine)
     for kind in SPECULATION:
-        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=40)
+        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=16)
         outputs += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
         drain(engine)
     outputs.append(ask(engine, PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]+")))[1])
@@ -218,7 +218,7 @@ def short_recording(
     return path.read_bytes()
 
 
-@examples(30)
+@examples(15)
 @given(data=st.data())
 def test_a_broken_file_is_refused(
     llama: Path, short_recording: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

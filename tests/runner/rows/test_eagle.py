@@ -158,7 +158,7 @@ def heads(target: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize(("embed", "step_tokens"), [(True, 7), *soak((False, None))])
-@pytest.mark.parametrize("way", ["", *REPLAYED])
+@pytest.mark.parametrize("way", [*soak(""), *REPLAYED])
 def test_drafts_are_those_of_the_reference(
     target: tuple[Path, Any],
     heads: Heads,

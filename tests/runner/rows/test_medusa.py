@@ -112,7 +112,7 @@ def test_drafts_are_those_of_the_reference(
                 assert list(tokens) == guesses[: len(tokens)]
 
 
-@settings(max_examples=4 * TIMES, phases=[Phase.generate])
+@settings(max_examples=3 * TIMES, phases=[Phase.generate])
 @given(work=workloads, others=st.lists(st.sampled_from(("", "draft", "ngram")), min_size=5, max_size=5))
 @pytest.mark.parametrize("way", ["", *REPLAYED])
 def test_heads_do_not_change_a_reply(

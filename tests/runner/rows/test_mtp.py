@@ -279,7 +279,7 @@ def test_a_recording_replays_with_a_head(headed: Checkpoints, tmp_path: Path) ->
     assert_same(replayed(path, folder, **draft))
 
 
-@pytest.mark.parametrize("how", [{"quantization": "int8"}, {"kv_scheme": "int8"}])
+@pytest.mark.parametrize("how", [{"kv_scheme": "int8"}, *soak({"quantization": "int8"})])
 def test_a_head_beside_a_quantized_model_or_cache(headed: Checkpoints, how: dict[str, Any]) -> None:
     folder, params = headed("qwen3_next")[0], replace(GREEDY, max_tokens=40, logit_bias=LETTERS)
     _, expected = ask(plain := engine_on(folder, **how), PROMPT, params)

@@ -90,7 +90,7 @@ def test_a_vector_of_a_step_that_is_replayed(checkpoint: Checkpoint) -> None:
 REPLY = replace(GREEDY, max_tokens=4)
 
 
-@examples(15)
+@examples(8)
 @given(companies(st.sampled_from([LAST, MEAN, MEAN, REPLY])))
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")

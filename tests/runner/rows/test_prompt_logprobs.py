@@ -94,7 +94,7 @@ def prompt_params(replies: int, most: int) -> SamplingParams:
     return replace(GREEDY, max_tokens=replies, prompt_logprobs=most)
 
 
-@examples(20)
+@examples(10)
 @given(companies(st.builds(prompt_params, st.sampled_from([0, 0, 1, 5]), st.integers(0, 3))))
 def test_steps_and_company_do_not_change_it(checkpoint: Checkpoint, company: Company) -> None:
     folder, theirs = checkpoint("llama")

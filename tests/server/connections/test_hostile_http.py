@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.server.http import bodies, protocol
+from tests.cases import one_of
 from tests.examples import TIMES
 from tests.server.conftest import KEY, Served, dry, half_read, serving
 from tests.waiting import LIMIT, becomes
@@ -130,12 +131,15 @@ def test_what_follows_a_request_waits_for_its_reply(hasty: Served) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [
-        b"\x00\xff\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /%b HTTP/1.1\r\n\r\n" % (b"x" * 70_000),
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnever\r\n",
-    ],
+    one_of(
+        2,
+        [
+            b"\x00\xff\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET /%b HTTP/1.1\r\n\r\n" % (b"x" * 70_000),
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnever\r\n",
+        ],
+    ),
     ids=["bytes", "version", "long", "chunk"],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,8 +166,8 @@ def test_a_client_that_leaves_after_several_requests_is_noticed(hasty: Served, a
 
 
 def test_many_requests_at_once_are_answered_in_turn(slow: Served) -> None:
-    with connected(slow, HEALTH * 2000 + LAST) as connection:
-        assert rest(connection).count(b"HTTP/1.1 200 OK\r\n") == 2001
+    with connected(slow, HEALTH * 1100 + LAST) as connection:
+        assert rest(connection).count(b"HTTP/1.1 200 OK\r\n") == 1101
 
 
 def test_a_reader_that_stops_holds_little_memory(hasty: Served) -> None:
@@ -206,7 +210,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=30 * TIMES, deadline=None)
+@settings(max_examples=15 * TIMES, deadline=None)
 @given(
     parts=st.lists(PIECES | st.binary(max_size=40), min_size=1, max_size=6),
     cut=st.integers(0, 400),

@@ -199,7 +199,7 @@ FRAMES = st.one_of(
 )
 
 
-@settings(max_examples=25 * TIMES, deadline=None)
+@settings(max_examples=13 * TIMES, deadline=None)
 @example(frames=[frame(TEXT, b"\xff"), frame(CLOSE)], cut=300)
 @given(frames=st.lists(FRAMES, min_size=1, max_size=8), cut=st.integers(0, 300))
 def test_no_frames_break_the_server(fuzzed: Served, frames: list[bytes], cut: int) -> None:

@@ -27,6 +27,7 @@ from engine.server.http.listen import Server, server
 from engine.server.startup import Startup
 from minichat.cli import parser
 from minichat.commands import serve
+from tests.cases import soak
 from tests.server.conftest import KEY, MODEL, PLAIN, dry, serving, user
 from tests.waiting import LIMIT, accepts_connections, becomes, until
 
@@ -196,7 +197,7 @@ def test_no_warm_starts_an_engine_that_does_not_warm_up(
         pool.submit(serve.serve, options, (), callbacks).result()
 
 
-@pytest.mark.parametrize("broken", ["early.EarlyApplication._build", "app.ServerState"])
+@pytest.mark.parametrize("broken", ["app.ServerState", *soak("early.EarlyApplication._build")])
 def test_an_application_that_fails_ends_the_server_with_an_error(tmp_path: Path, broken: str) -> None:
     program = f"""
 import sys

@@ -32,7 +32,7 @@ def test_no_request_breaks_the_server(small: Served) -> None:
             continue
 
         @settings(
-            max_examples=3 * TIMES,
+            max_examples=2 * TIMES,
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         )

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 from engine.server.config import MAX_PARTS
 from engine.server.http import bodies
 from engine.server.schema import Strict
+from tests.cases import soak
 from tests.server.conftest import KEY, MODEL, Served, dry, serving, user
 from tests.server.requests.test_fields import CHAT, TEXT, refused
 
@@ -111,12 +112,14 @@ def test_the_limit_of_a_body_is_an_option(served: Served) -> None:
     ("route", "body"),
     [
         (TEXT, {"prompt": TOO_LONG}),
-        (CHAT, {"messages": user(TOO_LONG)}),
         (CHAT, {"messages": user(TOO_LONG), "stream": True}),
-        ("/v1/responses", {"input": TOO_LONG}),
-        ("/v1/messages", {"messages": user(TOO_LONG), "max_tokens": 1}),
-        ("/api/chat", {"messages": user(TOO_LONG)}),
         ("/engine/replies", {"prompt": TOO_LONG}),
+        *soak(
+            (CHAT, {"messages": user(TOO_LONG)}),
+            ("/v1/responses", {"input": TOO_LONG}),
+            ("/v1/messages", {"messages": user(TOO_LONG), "max_tokens": 1}),
+            ("/api/chat", {"messages": user(TOO_LONG)}),
+        ),
     ],
 )
 def test_a_refused_request_is_gone_without_a_garbage_collection(

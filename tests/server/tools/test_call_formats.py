@@ -162,7 +162,7 @@ class TestReading:
         assert read(style, cuts(text, at)) == (text, [])
 
     @pytest.mark.parametrize("style", STYLES)
-    @examples(8)
+    @examples(4)
     @given(data=st.data(), at=AT, cut=st.booleans())
     def test_any_text_reads_the_same_in_pieces(
         self, style: Style, data: st.DataObject, at: list[int], cut: bool
@@ -223,7 +223,7 @@ class TestValues:
         for pieces in ([wrapped], [*wrapped]):
             assert read_all(reader(style), pieces) == ("", [("f", expected or same)])
 
-    @examples(10)
+    @examples(5)
     @given(
         value=st.dictionaries(
             st.text(min_size=1), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
@@ -238,7 +238,7 @@ class TestValues:
             [("f", json.dumps(value, ensure_ascii=False))],
         )
 
-    @examples(10)
+    @examples(5)
     @given(text=st.text(), number=st.integers() | st.floats(allow_nan=False, allow_infinity=False), at=AT)
     def test_pythonic_values(self, text: str, number: float, at: list[int]) -> None:
         given = f"[f(a={text!r}, b={number!r}, c=[None, {{{text!r}: False}}])]"
