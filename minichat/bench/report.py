@@ -31,7 +31,17 @@ def table(title: str, figures: Sequence[Figure]) -> Table:
         found.add_column(heading, justify="right", no_wrap=True)
     for figure in figures:
         found.add_row(*row(figure))
+    found.caption, found.caption_justify = _explained(figures), "left"
     return found
+
+
+def _explained(figures: Sequence[Figure]) -> str | None:
+    """What the spread is, if it is wider than the samples."""
+    drifts = sorted({round(100 * figure.drift) for figure in figures if figure.drift})
+    if not drifts:
+        return None
+    added = f"{drifts[0]} %" if len(drifts) == 1 else f"{drifts[0]} to {drifts[-1]} %"
+    return f"spread: the samples, and {added} beyond them; expect the median of another run within it"
 
 
 def row(figure: Figure) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class HelpScreen(Dialog[ScreenCommand]):
             self.dismiss(found)
 
     def on_resize(self) -> None:
-        self._show()
+        self.call_after_refresh(self._show)  # the text has its new width then
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._body.scroll_home(animate=False)

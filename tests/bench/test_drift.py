@@ -11,6 +11,7 @@ from minichat.bench.compare import compared, comparison_table, comparisons, summ
 from minichat.bench.drift import drifting
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.record import CaseFile, of_newest
+from minichat.bench.report import table
 
 
 def figure(name: str, *sittings: tuple[float, ...], unit: str = "s") -> Figure:
@@ -32,6 +33,19 @@ def test_a_figure_has_twice_the_usual_drift_of_its_unit() -> None:
     assert drifts(*times, rate) == pytest.approx([0.2, 0.2, 0.2, 0.05])
     assert drifts(rate, other_rate) == pytest.approx([0.3, 0.3]), "all rates are one kind"
     assert drifts(times[1], figure("not in the second sitting", (1, 1))) == pytest.approx([0.2, 0.2])
+
+
+def test_the_table_says_how_far_its_spreads_are_beyond_the_samples() -> None:
+    """Else they are taken for measured values."""
+
+    def printed(*figures: Figure) -> str:
+        Console(file=(out := StringIO()), width=90).print(table("t", drifting([figures])[0]))
+        return out.getvalue()
+
+    times = figure("a", (1, 1), (1.1, 1.1))
+    assert "\nspread: the samples, and 20 % beyond them" in printed(times)
+    assert "5 to 20 % beyond them" in printed(times, figure("b", (7, 8), unit="tok/s"))
+    assert "beyond" not in printed(figure("blocks", (535,), unit="blocks"))
 
 
 def test_what_is_counted_once_has_its_exact_range_and_rounds_of_one_sitting_the_least_drift() -> None:

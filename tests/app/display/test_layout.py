@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.containers import VerticalScroll
 
 from minichat.features.chats.find import FindBar
 from minichat.ui.layout import MOST_PANES, SHORT, layout
@@ -248,3 +249,15 @@ async def test_tab_goes_from_the_prompt_to_the_messages_of_its_chat(bench: Calla
         await it.pilot.press("ctrl+n", "tab")
         assert [pane.conversation is it.app.chats.active for pane in it.main.panes] == [False, True]
         assert it.app.focused is it.main.pane.transcript
+
+
+@run
+async def test_an_open_help_is_laid_out_anew_when_the_terminal_grows(bench: Callable[..., Any]) -> None:
+    """Two columns need half of the lines."""
+    async with bench((80, 24)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: it.app.screen is not it.main)
+        body = it.app.screen.query_one(VerticalScroll)
+        await it.until(lambda: body.virtual_size.height > 80)
+        await it.pilot.resize_terminal(200, 60)
+        await it.until(lambda: body.virtual_size.height < 70)
