@@ -90,18 +90,19 @@ def run(
     cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
     tokenizer = _tokenizer(recipe, work, base)
     vocab, start = tokenizer.get_vocab_size(), token_id(tokenizer, START)
+    draft = _decoder(recipe.draft, vocab, recipe.seed, "cpu", base and base / "draft")  # may fail: first
+    model = _decoder(recipe.main, vocab, recipe.seed, "cpu", base)
     rows = _rows(recipe, evaluate.test_questions(cases), work)
     say(
         f"text: {rows.size / 1e6:.1f} M tokens in {len(rows)} rows, vocabulary {vocab}, {time.perf_counter() - began:.0f} s"
     )
     data = torch.from_numpy(rows.astype(np.int32)).to(device)
+    model, draft = model.to(device), draft.to(device)
 
     trained = time.perf_counter()
-    model = _decoder(recipe.main, vocab, recipe.seed, device, base)
     objective = with_exits(model, recipe.main_schedule.exit_weight)
     fit(model, objective, data, start, recipe.main_schedule, work / "model.pt", recipe.seed, say, limit)
     taught = time.perf_counter()
-    draft = _decoder(recipe.draft, vocab, recipe.seed, device, base and base / "draft")
     fit(
         draft,
         distilled_from(model, draft),

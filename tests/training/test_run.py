@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -184,6 +185,15 @@ def test_heads_are_trained_for_exported_weights(exported: Path, capsys: pytest.C
     assert "tokens per verification" in capsys.readouterr().out
     weights = load_file(out / "model.safetensors")
     assert len(weights) == 3 * 2 * 2 and weights["2.1.linear.weight"].any()
+
+
+def test_a_base_without_a_draft_is_refused_before_the_training(exported: Path, tmp_path: Path) -> None:
+    """A run took seven minutes before it failed."""
+    base = shutil.copytree(exported, tmp_path / "base", ignore=shutil.ignore_patterns("draft"))
+    work = tmp_path / "work"
+    with pytest.raises(FileNotFoundError, match="draft"):
+        main(["--tiny", "--cases", "1", "--base", str(base), "--work", str(work)])
+    assert not (work / "rows.npy").exists()
 
 
 def test_the_best_tree_has_the_most_frequent_paths() -> None:
