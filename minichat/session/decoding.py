@@ -11,7 +11,7 @@ from engine.api.errors import BadParams
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.api.places import expanded
 from minichat.chats.rows import changes_between
-from minichat.session.strategies import BESIDE
+from minichat.session.strategies import BESIDE, Covered, Strategies
 from minichat.settings.presets import OWN
 from minichat.shell.paths import read_file
 
@@ -321,6 +321,30 @@ _CHATS_OWN = (
     "ignore_eos",
     "grammar",
 )
+
+
+def chats_own(
+    params: SamplingParams, preset: Preset | None, strategies: Strategies, default: SamplingParams
+) -> SamplingParams:
+    """The chat's own values, where a preset may omit them. `preset`: the one that the parameters match.
+
+    A value that this preset gave is not the chat's own, unless the user has changed it since.
+    """
+    own, covered = {name: getattr(params, name) for name in _CHATS_OWN}, strategies.covered
+    if preset is None:
+        covered = {}
+    elif covered is None:
+        before = strategies.own or default
+        covered = {name: (getattr(before, name), value) for name, value in preset.values if name in own}
+    return PLAIN.changed(
+        **own | {name: mine for name, (mine, given) in covered.items() if own[name] == given}
+    )
+
+
+def covered_by(params: SamplingParams, own: SamplingParams) -> Covered:
+    """The chat's own values that these parameters of a preset replace."""
+    pairs = {name: (getattr(own, name), getattr(params, name)) for name in _CHATS_OWN}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:

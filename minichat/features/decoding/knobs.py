@@ -20,6 +20,8 @@ from minichat.session.decoding import (
     PLAIN,
     Knob,
     Preset,
+    chats_own,
+    covered_by,
     parsed,
     preset_of,
     shown,
@@ -224,14 +226,17 @@ class Knobs(Widget, can_focus=True):
 
     def _turn_preset(self, by: int) -> None:
         """Cycle through the presets; the last entry is the user's unsaved settings."""
-        own, named = self.strategies.own, self._named()
-        ring = [*named, *([Preset.own(own)] if own is not None else [])]
+        unsaved, named = self.strategies.own, self._named()
+        ring = [*named, *([Preset.own(unsaved)] if unsaved is not None else [])]
         found = preset_of(self.params, named)
         place, by = ring.index(found) if found else len(named), 1 if by > 0 else -1
         try:
-            for _ in ring:  # past those with the same values, which would be shown as the present one
+            own = chats_own(self.params, found, self.strategies, self.default)
+            for _ in ring:  # past those with the values of another one, which would be shown instead
                 place = (place + by) % len(ring)
-                if (params := ring[place].apply(self.params)) != self.params:
+                params = ring[place].apply(own)
+                if preset_of(params, named) is (ring[place] if place < len(named) else None):
+                    self.strategies.covered = covered_by(params, own)
                     self._send(params)
                     break
         except BadParams as error:
