@@ -13,6 +13,7 @@ _WINDOW = 1.0  # seconds that a rate covers
 _LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
+_IDLE = 0.1  # seconds without a step after which the next one is of another run
 _PAUSE, _PAUSE_STEPS = 1.0, 20  # a pause takes more than these seconds, and than these mean steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 Phases = tuple[float, float, float, float]  # seconds of schedule, launch, wait and commit
@@ -28,7 +29,7 @@ class Meters:
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
         # start, end, rows, prefill tokens, decode tokens
         self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
-        # start, end and seconds by phase, since the last pause
+        # start, end and seconds by phase, since the last pause or idle time
         self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
         self._usual = 0.0  # seconds of a step, as a running mean
         self._paused = False  # the newest step seemed to include a pause
@@ -53,7 +54,7 @@ class Meters:
         self._paused = not resumed and not prefill and self._has_pause(seconds)
         if self._paused:
             return  # the rates count it, the means do not
-        if resumed:
+        if resumed or (self._timed and began - self._timed[-1][1] > _IDLE):
             self._timed.clear()
         self._timed.append((began, at + spent[3], spent))
         self._usual += _NEWEST * (seconds - self._usual) if self._usual else seconds

@@ -83,6 +83,12 @@ def test_time_between_the_steps_counts_for_the_pace() -> None:
     assert (meters.times().total, meters.pace()) == (pytest.approx(0.02), pytest.approx(10, rel=0.1))
 
 
+def test_the_pace_of_a_run_has_no_time_before_it() -> None:
+    """A short reply is sent soon after another one."""
+    meters = meters_after(10.1, 10.2, 10.3, 10.6, 10.65, takes=0.05)
+    assert (meters.times().total, meters.pace()) == (pytest.approx(0.05), pytest.approx(20))
+
+
 def test_steps_that_stay_slow_are_counted_and_so_are_slow_prompts() -> None:
     meters = meters_after(10.1, 10.2, takes=0.01)
     add_step(meters, 12.2, takes=2.0)
