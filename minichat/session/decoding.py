@@ -201,7 +201,7 @@ def _weights(params: SamplingParams) -> list[str]:
         if value != neutral
     ]
     if params.min_tokens:
-        words.append(f"min {params.min_tokens} tok")
+        words.append(f"min {params.min_tokens}")
     if params.allowed_token_ids is not None:
         words.append(f"only {len(params.allowed_token_ids)} tok")
     if params.ignore_eos:

@@ -29,7 +29,7 @@ from tests.app.conftest import run, snapshot
         ({"logit_bias": {5: 2.0, 6: -1.0}, "bad_words": ("a", "b")}, "T 1 bias 2 banned 2"),
         (
             {"min_tokens": 50, "ignore_eos": True, "allowed_token_ids": (1, 2, 3)},
-            "T 1 min 50 tok only 3 tok no eos",
+            "T 1 min 50 only 3 tok no eos",
         ),
         ({"beams": 4, "seed": 7, "early_stopping": True}, "beams 4 early stop"),
         ({"beams": 4, "early_stopping": "never"}, "beams 4 early stop never"),
