@@ -11,6 +11,7 @@ from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import RequestView
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
+from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
 from minichat.session.decoding import ReplyLabel, strategy
 from minichat.session.reasoning import ReplyText
@@ -109,8 +110,9 @@ class RunningReply:
 
     def accepted(self, reply: Reply) -> None:
         """The engine has accepted the request."""
-        self.reply, self.replies = reply, self.sent.n
+        self.reply = reply
         if not self.sampled.last:  # else an earlier screen has noted it
+            self.replies = self.sent.n
             self.note_params(self.sent, begun=False)
         self.handed.set()
 
@@ -203,7 +205,7 @@ class RunningReply:
         self.first = None if past.first is None else self.began + past.first
         self.copied = past.copied  # the first batch has them
         if noted := (self.message.params or {}).get(_SAMPLED):
-            self.sampled = ReplyLabel(*noted)
+            self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n
 
     def stats_so_far(self, now: float) -> ReplyStats:
         """Up to the last tokens, which the screen receives in batches, unless it has waited long for more."""
@@ -221,7 +223,7 @@ class RunningReply:
             seconds=seconds,
             ttft=ttft,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
-            strategy=str(self.sampled),
+            strategy=str(self.sampled) or strategy(params_from(self.message.params), self.adapter),
             left_out=self.left_out,
             blocks=self.blocks,
             loaded=self.loaded[0],

@@ -146,3 +146,14 @@ async def test_the_next_screen_knows_of_the_changes(bench: Callable[..., Any]) -
         assert message.params == {"temperature": 0.7}
     async with bench() as it:
         await it.until(lambda: "T 0.7, 3 changes, then greedy" in it.screen_text())
+
+
+@run
+async def test_a_reply_that_the_engine_refuses_has_a_label(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        active, it.backend.refusal = it.app.chats.active, BadInput("no")
+        active.tune(SamplingParams(temperature=0.5))
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: active.chat.messages and active.chat.messages[-1].state == "failed")
+        assert active.chat.messages[-1].stats.strategy == "T 0.5"
