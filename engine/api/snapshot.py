@@ -197,7 +197,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds per step by phase, as running means."""
+    """Seconds per step by phase: means over the steps of the last second in which some ended."""
 
     plan: float = 0.0
     launch: float = 0.0
@@ -310,6 +310,7 @@ class Snapshot:
     memory: dict[str, int]  # bytes by purpose, at most a second old: weights, cache, device_free ...
     switches: tuple[Switch, ...] = ()
     reads: Reads = field(default_factory=Reads)
+    pace: float = 0.0  # steps per second, of the steps of `step_times`; of a fleet, all replicas'
     kv_dtype: str = ""  # of the cache's keys and values
     schemes: tuple[SchemeView, ...] = ()
     change: Change | None = None  # of the weights' scheme; None: none in progress, and the last one succeeded

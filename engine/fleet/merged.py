@@ -80,11 +80,12 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
             batch=_mean((shot.rates.batch, shot.rates.steps) for shot in shots),
             step_tokens=_mean((shot.rates.step_tokens, shot.rates.steps) for shot in shots),
         ),
+        pace=sum(shot.pace for shot in ready if shot.rates.steps) or first.pace,
         step_times=StepTimes(
             *(
                 sum(getattr(each, part) for each in splits) / len(splits)
                 for part in ("plan", "launch", "wait", "commit")
-            )
+            ),
         ),
         ttft=_slowest([shot.ttft for shot in shots]),
         itl=_slowest([shot.itl for shot in shots]),

@@ -13,8 +13,10 @@ _WINDOW = 1.0  # seconds that a rate covers
 _LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
+_IDLE = 0.1  # seconds without a step after which the next one is of another run
 _PAUSE, _PAUSE_STEPS = 1.0, 20  # a pause takes more than these seconds, and than these mean steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+Phases = tuple[float, float, float, float]  # seconds of schedule, launch, wait and commit
 
 
 class Meters:
@@ -27,7 +29,9 @@ class Meters:
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
         # start, end, rows, prefill tokens, decode tokens
         self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
-        self._means = [0.0, 0.0, 0.0, 0.0]
+        # start, end and seconds by phase, since the last pause or idle time
+        self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
+        self._usual = 0.0  # seconds of a step, as a running mean
         self._paused = False  # the newest step seemed to include a pause
         self._evictions = (-_WINDOW, 0)  # time of the last report, and the count reported
         self.first_token = self._ttft.append
@@ -35,31 +39,32 @@ class Meters:
 
     def reset(self) -> None:
         """Forget everything measured so far."""
-        self.finished, self._means = 0, [0.0, 0.0, 0.0, 0.0]
+        self.finished, self._usual = 0, 0.0
         self.iteration_tokens = Histogram(_STEP_TOKENS)
-        for samples in (self._ttft, self._itl, self._steps):
+        for samples in (self._ttft, self._itl, self._steps, self._timed):
             samples.clear()
         self.forms.forget()
 
-    def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
-        """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
+    def step(self, at: float, step: Step, prefill: int, spent: Phases) -> None:
+        """Record a committed step; `spent` is its seconds by phase."""
         began = at - sum(spent[:3])  # commit time counts toward the next step
         self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
         self.iteration_tokens.observe(step.tokens)
-        self._paused = not self._paused and not prefill and self._has_pause(sum(spent))
+        resumed, seconds = self._paused, sum(spent)
+        self._paused = not resumed and not prefill and self._has_pause(seconds)
         if self._paused:
             return  # the rates count it, the means do not
-        for i, seconds in enumerate(spent):
-            old = self._means[i]
-            self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
+        if resumed or (self._timed and began - self._timed[-1][1] > _IDLE):
+            self._timed.clear()
+        self._timed.append((began, at + spent[3], spent))
+        self._usual += _NEWEST * (seconds - self._usual) if self._usual else seconds
 
     def _has_pause(self, seconds: float) -> bool:
         """Whether the process was probably stopped during a step: Ctrl+Z, or a machine that slept.
 
         A slow step without a prompt is one, unless the step before was slow, too.
         """
-        usual = sum(self._means)
-        return 0 < _PAUSE_STEPS * usual < seconds and seconds > _PAUSE
+        return 0 < _PAUSE_STEPS * self._usual < seconds and seconds > _PAUSE
 
     def evicted(self, now: float, count: int) -> int:
         """The evictions to report now, given the total; at most one report a second."""
@@ -70,7 +75,20 @@ class Meters:
         return count - reported
 
     def times(self) -> StepTimes:
-        return StepTimes(*self._means)
+        recent = self._newest()
+        spent = zip(*(each for _, _, each in recent), strict=True)
+        return StepTimes(*(sum(phase) / len(recent) for phase in spent))
+
+    def pace(self) -> float:
+        """Steps per second, from the start of the first to the end of the last step of `times`."""
+        recent = self._newest()
+        stretch = recent[-1][1] - recent[0][0] if recent else 0.0
+        return len(recent) / stretch if stretch else 0.0
+
+    def _newest(self) -> list[tuple[float, float, Phases]]:
+        """The steps of the last second in which some ended: the time since then does not matter."""
+        since = self._timed[-1][1] - _WINDOW if self._timed else 0.0
+        return [each for each in self._timed if each[1] > since]
 
     def rates(self, now: float) -> Throughput:
         """Rates since the first step of the last second began, so that a fresh start is not diluted."""

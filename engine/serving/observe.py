@@ -82,6 +82,7 @@ def snapshot(
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
         rates=meters.rates(now),
         step_times=meters.times(),
+        pace=meters.pace(),
         ttft=meters.ttft(),
         itl=meters.itl(),
         iteration_tokens=meters.iteration_tokens.view(),

@@ -69,7 +69,7 @@ class Message:
     state: State = "done"
     error: str = ""  # why it failed
     stats: ReplyStats | None = None
-    params: dict[str, Any] | None = None  # sampling parameters that differ from the default
+    params: dict[str, Any] | None = None  # sampling parameters at its start that differ from the default
     attachments: tuple[Attachment, ...] = ()
     interrupted: bool = False  # minichat quit while it was streaming
     refused: str = ""  # what the engine refused and would refuse again: TOO_LONG or a field; not stored

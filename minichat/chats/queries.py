@@ -116,15 +116,15 @@ def insert_message(db: Db, chat_id: int, message: Message) -> int:
     """Insert a message and return its id."""
     insert = (
         "INSERT INTO messages"
-        " (state, writer, error, stats, text, reasoning, chat_id, role, at, params, attachments)"
+        " (state, writer, error, stats, params, text, reasoning, chat_id, role, at, attachments)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    once = (message.role, message.at, packed(message.params), packed_attachments(message.attachments))
+    once = (message.role, message.at, packed_attachments(message.attachments))
     return db.execute(insert, (*_changeable(message), chat_id, *once)).lastrowid or 0
 
 
 def update_message(db: Db, message: Message) -> bool:
-    columns = "state = ?, writer = ?, error = ?, stats = ?, text = ?, reasoning = ?"
+    columns = "state = ?, writer = ?, error = ?, stats = ?, params = ?, text = ?, reasoning = ?"
     update = f"UPDATE messages SET {columns} WHERE id = ?"
     return db.execute(update, (*_changeable(message), message.id)).rowcount > 0
 
@@ -170,7 +170,8 @@ def _changeable(message: Message) -> tuple[str | None, ...]:
     if message.state == "streaming":
         writer = f"{socket.gethostname()} {os.getpid()}"
     texts = map(storable, (message.text, message.reasoning))
-    return message.state, writer, storable(message.error), packed(message.stats), *texts
+    figures = packed(message.stats), packed(message.params)
+    return message.state, writer, storable(message.error), *figures, *texts
 
 
 def _alive(writer: str) -> bool:

@@ -24,7 +24,9 @@ class BackgroundCalls:
 
         self._keep(ask())
 
-    def send_in_order(self, request: Request, refused: Callable[[str], None]) -> None:
+    def send_in_order(
+        self, request: Request, refused: Callable[[str], None], accepted: Callable[[], None]
+    ) -> None:
         """Send after all earlier calls, so that the last change wins."""
 
         async def ask() -> None:
@@ -35,6 +37,8 @@ class BackgroundCalls:
                     return
                 except EngineError as error:
                     refused(str(error))
+                else:
+                    accepted()
 
         self._keep(ask())
 

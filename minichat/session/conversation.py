@@ -165,7 +165,8 @@ class Conversation:
                 self._set_params(before)
             self.services.report(why)
 
-        self._background.send_in_order(self.services.backend.send(Update(id, changes)), back)
+        noted = partial(run.note_params, run.sent)
+        self._background.send_in_order(self.services.backend.send(Update(id, changes)), back, noted)
 
     def rename(self, title: str) -> None:
         self.chat.title = title
@@ -297,8 +298,7 @@ class Conversation:
             await self.services.ready.wait()
             run.sent, requested = self._request_params(), self.chat.params
             run.parts.opened = run.sent.grammar is None and self.services.backend.opens_thinking
-            run.reply = reply = await begin(run, run.sent)
-            run.handed.set()
+            run.accepted(reply := await begin(run, run.sent))
             self.services.took(self, reply.id)
             self._catch_up(run, reply, requested)
             async for batch in reply.batches(self.services.pacer.wait):
@@ -354,7 +354,7 @@ class Conversation:
         if added and self.view is not None:
             self.view.add_text(added, "")
         run.trace_text()
-        stats = run.stats(run.last or self.services.clock(), self.chat.params)
+        stats = run.stats(run.last or self.services.clock())
         message = run.settled(self._written(run), finish, error, stats)
         run.finish, self.run = finish, None
         self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None

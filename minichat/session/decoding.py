@@ -11,7 +11,7 @@ from engine.api.errors import BadParams
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.api.places import expanded
 from minichat.chats.rows import changes_between
-from minichat.session.strategies import BESIDE
+from minichat.session.strategies import BESIDE, Covered, Strategies
 from minichat.settings.presets import OWN
 from minichat.shell.paths import read_file
 
@@ -123,11 +123,17 @@ KNOBS = (
 )
 
 
-def strategy(params: SamplingParams, adapter: str = "") -> str:
-    """The decoding settings in a few words, for headers."""
+def strategy(params: SamplingParams, adapter: str = "", replies: int | None = None) -> str:
+    """All decoding settings that change the tokens, in a few words, for headers.
+
+    `replies`: how many a running request has, whatever the next one will have.
+    """
     words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
-    if params.n > 1:
-        words.append(f"x{params.n}")
+    words += _weights(params)
+    if (replies or params.n) > 1:
+        words.append(f"x{replies or params.n}")
+    if params.best_of is not None:
+        words.append(f"best of {params.best_of}")
     if params.grammar is not None:
         words.append(params.grammar.kind)
     if params.speculate:
@@ -137,9 +143,35 @@ def strategy(params: SamplingParams, adapter: str = "") -> str:
     return " ".join(words)
 
 
+@dataclass(slots=True)
+class ReplyLabel:
+    """How a reply was sampled, in words: its first token, its newest one, and how often that changed."""
+
+    first: str = ""
+    last: str = ""
+    changes: int = 0
+
+    def note(self, words: str, *, begun: bool) -> None:
+        """The reply is sampled so from now on. `begun`: it has tokens."""
+        if not begun:
+            self.first, self.changes = words, 0
+        elif words != self.last:
+            self.changes += 1
+        self.last = words
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return self.last
+        return f"{self.first}, {f'{self.changes} changes, ' if self.changes > 1 else ''}then {self.last}"
+
+
 def _search(params: SamplingParams) -> list[str]:
-    weighed = params.length_penalty != PLAIN.length_penalty
-    return [f"beams {params.beams}", *([f"length {params.length_penalty:g}"] if weighed else [])]
+    words = [f"beams {params.beams}"]
+    if params.length_penalty != PLAIN.length_penalty:
+        words.append(f"length {params.length_penalty:g}")
+    if params.early_stopping:
+        words.append("early stop" if params.early_stopping is True else "early stop never")
+    return words
 
 
 def _filters(params: SamplingParams) -> list[str]:
@@ -150,6 +182,30 @@ def _filters(params: SamplingParams) -> list[str]:
         words.append(f"top-p {params.top_p:g}")
     if params.min_p:
         words.append(f"min-p {params.min_p:g}")
+    if params.seed is not None:
+        words.append(f"seed {params.seed}")
+    return words
+
+
+def _weights(params: SamplingParams) -> list[str]:
+    """What makes tokens likelier, less likely or impossible, whatever the strategy; a grammar does, too."""
+    words = [
+        f"{name} {value:g}"
+        for name, value, neutral in (
+            ("rep", params.repetition_penalty, PLAIN.repetition_penalty),
+            ("pres", params.presence_penalty, PLAIN.presence_penalty),
+            ("freq", params.frequency_penalty, PLAIN.frequency_penalty),
+            ("bias", len(params.logit_bias), 0),
+            ("banned", len(params.bad_words), 0),
+        )
+        if value != neutral
+    ]
+    if params.min_tokens:
+        words.append(f"min {params.min_tokens}")
+    if params.allowed_token_ids is not None:
+        words.append(f"only {len(params.allowed_token_ids)} tok")
+    if params.ignore_eos:
+        words.append("no eos")
     return words
 
 
@@ -265,6 +321,30 @@ _CHATS_OWN = (
     "ignore_eos",
     "grammar",
 )
+
+
+def chats_own(
+    params: SamplingParams, preset: Preset | None, strategies: Strategies, default: SamplingParams
+) -> SamplingParams:
+    """The chat's own values, where a preset may omit them. `preset`: the one that the parameters match.
+
+    A value that this preset gave is not the chat's own, unless the user has changed it since.
+    """
+    own, covered = {name: getattr(params, name) for name in _CHATS_OWN}, strategies.covered
+    if preset is None:
+        covered = {}
+    elif covered is None:
+        before = strategies.own or default
+        covered = {name: (getattr(before, name), value) for name, value in preset.values if name in own}
+    return PLAIN.changed(
+        **own | {name: mine for name, (mine, given) in covered.items() if own[name] == given}
+    )
+
+
+def covered_by(params: SamplingParams, own: SamplingParams) -> Covered:
+    """The chat's own values that these parameters of a preset replace."""
+    pairs = {name: (getattr(own, name), getattr(params, name)) for name in _CHATS_OWN}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:

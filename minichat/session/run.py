@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from engine.api.errors import EngineError, RequestTooLong
@@ -11,8 +11,9 @@ from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import RequestView
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
+from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
-from minichat.session.decoding import strategy
+from minichat.session.decoding import ReplyLabel, strategy
 from minichat.session.reasoning import ReplyText
 from minichat.session.traces import Trace
 
@@ -24,6 +25,7 @@ STATES: dict[Finish, State] = {
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
+_SAMPLED = "sampled"  # beside a message's parameters while it streams: how, for the next screen
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 
@@ -48,6 +50,7 @@ class Sample:
     blocks: int = 0
     finish: Finish | None = None
     error: str = ""
+    sampled: str = ""  # how, in words, once it has ended
 
     def take(self, delta: Delta) -> None:
         self.parts.push(delta.text)
@@ -96,12 +99,29 @@ class RunningReply:
     pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
     sent: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
+    replies: int = 1  # `n` when it was submitted
+    sampled: ReplyLabel = field(default_factory=ReplyLabel)
 
     async def arrival(self, task: asyncio.Task[None], within: float) -> None:
         """Wait for the engine to accept the request, because canceling earlier would lose it."""
         handed = asyncio.create_task(self.handed.wait())
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
+
+    def accepted(self, reply: Reply) -> None:
+        """The engine has accepted the request."""
+        self.reply = reply
+        if not self.sampled.last:  # else an earlier screen has noted it
+            self.replies = self.sent.n
+            self.note_params(self.sent, begun=False)
+        self.handed.set()
+
+    def note_params(self, params: SamplingParams, *, begun: bool | None = None) -> None:
+        """The engine samples with these parameters from now on."""
+        begun = self.first is not None if begun is None else begun
+        self.sampled.note(strategy(params, self.adapter, self.replies), begun=begun)
+        noted = {**(self.message.params or {}), _SAMPLED: astuple(self.sampled)}
+        self.message = replace(self.message, params=noted)
 
     def new_trace(self, reply: Reply, prompt: Prompt, parts: tuple[tuple[int, int], ...]) -> Trace:
         """The trace of the request that computes this reply."""
@@ -131,6 +151,7 @@ class RunningReply:
                 if delta.choice not in self.others:
                     self.others[delta.choice] = self._sample()
                 self.others[delta.choice].take(delta)
+                self.others[delta.choice].sampled = str(self.sampled)
             elif delta.finish:
                 self.blocks, self.decoding = delta.blocks, delta.decoding
                 self.loaded = delta.loaded, delta.tier, delta.saved
@@ -148,7 +169,9 @@ class RunningReply:
         for _, each in sorted(self.others.items()):
             if each.finish is not None:
                 each.parts.flush()
-                stats = message.stats and replace(message.stats, tokens=each.tokens, blocks=each.blocks)
+                stats = message.stats and replace(
+                    message.stats, tokens=each.tokens, blocks=each.blocks, strategy=each.sampled
+                )
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
@@ -164,7 +187,9 @@ class RunningReply:
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
         """The final message of the reply."""
         error = error or self.why(finish)
-        return replace(message, state=STATES[finish], error=error, stats=stats, refused=self.refused)
+        params = {name: value for name, value in (message.params or {}).items() if name != _SAMPLED}
+        ended = replace(message, state=STATES[finish], error=error, stats=stats, refused=self.refused)
+        return replace(ended, params=params)
 
     def why(self, finish: Finish) -> str:
         """What ended the reply, if neither the user nor the model did."""
@@ -179,14 +204,16 @@ class RunningReply:
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first
         self.copied = past.copied  # the first batch has them
+        if noted := (self.message.params or {}).get(_SAMPLED):
+            self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n
 
-    def stats_so_far(self, now: float, params: SamplingParams) -> ReplyStats:
+    def stats_so_far(self, now: float) -> ReplyStats:
         """Up to the last tokens, which the screen receives in batches, unless it has waited long for more."""
         if self.last is not None and now - self.last < _WAITED:
             now = self.last
-        return self.stats(now, params)
+        return self.stats(now)
 
-    def stats(self, now: float, params: SamplingParams) -> ReplyStats:
+    def stats(self, now: float) -> ReplyStats:
         ttft = (self.first or now) - self.began
         seconds = now - self.began if self.lasted is None else self.lasted
         if self.decoding:  # the link may have been cut meanwhile
@@ -196,7 +223,7 @@ class RunningReply:
             seconds=seconds,
             ttft=ttft,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
-            strategy=strategy(params, self.adapter),
+            strategy=str(self.sampled) or strategy(params_from(self.message.params), self.adapter),
             left_out=self.left_out,
             blocks=self.blocks,
             loaded=self.loaded[0],

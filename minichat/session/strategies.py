@@ -1,5 +1,7 @@
 """Named decoding strategies: which one is active, and how to switch."""
 
+from typing import Any
+
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 
@@ -28,11 +30,15 @@ def name_of(params: SamplingParams) -> str:
     return used[0] if len(used) == 1 else "sampling"
 
 
+Covered = dict[str, tuple[Any, Any]]  # a chat's own values that a preset replaced, and by what
+
+
 class Strategies:
     """Remembers the settings of each strategy in a chat, to restore them on return."""
 
     def __init__(self, own: SamplingParams | None = None) -> None:
         self.own = own  # the newest settings that no preset has
+        self.covered: Covered | None = None  # None: not known, as after a restart
         self._last = dict(_FIRST)
         self._followed = _PLAIN  # the newest settings without beam search
 

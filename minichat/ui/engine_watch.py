@@ -119,7 +119,5 @@ class EngineWatch:
 
 def _to_its_end(before: Snapshot, after: Snapshot) -> Snapshot:
     """The last snapshot of a run with its last steps. Of a short run, `before` has only the first ones."""
-    # The means per step are those of `after`, whose rates per second include the time since the run.
-    steps = max(before.rates.steps, after.rates.steps)
-    rates = replace(after.rates, steps=steps) if after.rates.steps else before.rates
-    return replace(before, step_times=after.step_times, rates=rates)
+    rates = after.rates if after.rates.steps else before.rates
+    return replace(before, step_times=after.step_times, pace=after.pace, rates=rates)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import PackedInt4, grouped
+from engine.quant.plain import Cast, Plain
 from engine.quant.registry import BUILT_IN, choose, named, names, why_not
+from minichat.features.quantization.figures import computed_in
+from tests.app.conftest import snapshot
 
 CPU = torch.device("cpu")
 OURS = ("int8", "int4", "int4-32", "int4-128")
@@ -302,3 +306,14 @@ def test_bitsandbytes_is_imported_without_downloads_or_torch_compile(
     assert found.KERNELS is None and not found.WRAPPED
     assert "kernels" not in sys.modules
     assert torch.compile is compiler and torch._disable_dynamo is leaves_alone
+
+
+def test_the_drawer_says_in_what_type_products_are_computed() -> None:
+    for name in BUILT_IN:
+        scheme, shown = named(name), computed_in(replace(snapshot(), dtype="xyz", quantization=name))
+        if not isinstance(scheme, Plain):
+            assert ("inputs in" in shown) is scheme.rounds_activations
+        elif scheme.dtype is not None:
+            other = torch.float16 if name == "bf16" else torch.bfloat16
+            made = scheme.make(weight_of((4, 8), other), None)
+            assert isinstance(made, Cast) and shown == f"{str(made.dtype).removeprefix('torch.')}, rest xyz"

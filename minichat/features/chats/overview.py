@@ -148,7 +148,7 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
     if run is not None and run.taken:
         return run.taken, "$text-warning"
     if run is not None:
-        stats = run.stats_so_far(conversation.services.clock(), conversation.chat.params)
+        stats = run.stats_so_far(conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
         return f"{stats.rate:,.0f} tok/s" if settled else "writing", "$text-success"
     if messages and messages[-1].state == "failed":

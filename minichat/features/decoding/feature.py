@@ -197,6 +197,7 @@ DECODING = Feature(
                 ("{decoding.much_less decoding.much_more}", "change it by ten"),
                 ("0-9", "type a value"),
                 ("Enter", "select the value; End: add to it"),
+                ("^U", "clear the value; ^W: delete its last word"),
                 ("Delete", "reset to default; delete your preset"),
                 ("Enter", "on grammar: enter a JSON schema file or /regex/"),
                 ("^S", "save as a preset"),

@@ -1,7 +1,7 @@
 """The decoding settings of a chat as a list of fields. Arrows or typing change a value immediately."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from textwrap import wrap
 from typing import ClassVar
 
@@ -15,11 +15,14 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
+from minichat.features.decoding.typed_value import TypedValue
 from minichat.session.decoding import (
     KNOBS,
     PLAIN,
     Knob,
     Preset,
+    chats_own,
+    covered_by,
     parsed,
     preset_of,
     shown,
@@ -32,15 +35,8 @@ from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end for a hint or an error; a long error has more
+_ERASES = {"ctrl+u": "all", "ctrl+w": "word"}  # as in other fields of one line
 _STRATEGY, _PRESET = "strategy", "preset"
-
-
-@dataclass(slots=True)
-class TypedValue:
-    """The text of a value being typed."""
-
-    text: str
-    selected: bool = False  # whether the next key replaces it
 
 
 class Knobs(Widget, can_focus=True):
@@ -54,7 +50,7 @@ class Knobs(Widget, can_focus=True):
         Binding("shift+left", "change(-10)", "Decrease by ten steps", id="decoding.much_less", show=False),
         Binding("shift+right", "change(10)", "Increase by ten steps", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
-        Binding("backspace", "erase", show=False),
+        Binding("backspace", "erase('character')", show=False),
         Binding("delete", "reset", show=False),
         Binding("ctrl+s", "save", show=False),
     ]
@@ -224,14 +220,17 @@ class Knobs(Widget, can_focus=True):
 
     def _turn_preset(self, by: int) -> None:
         """Cycle through the presets; the last entry is the user's unsaved settings."""
-        own, named = self.strategies.own, self._named()
-        ring = [*named, *([Preset.own(own)] if own is not None else [])]
+        unsaved, named = self.strategies.own, self._named()
+        ring = [*named, *([Preset.own(unsaved)] if unsaved is not None else [])]
         found = preset_of(self.params, named)
         place, by = ring.index(found) if found else len(named), 1 if by > 0 else -1
         try:
-            for _ in ring:  # past those with the same values, which would be shown as the present one
+            own = chats_own(self.params, found, self.strategies, self.default)
+            for _ in ring:  # past those with the values of another one, which would be shown instead
                 place = (place + by) % len(ring)
-                if (params := ring[place].apply(self.params)) != self.params:
+                params = ring[place].apply(own)
+                if preset_of(params, named) is (ring[place] if place < len(named) else None):
+                    self.strategies.covered = covered_by(params, own)
                     self._send(params)
                     break
         except BadParams as error:
@@ -248,9 +247,12 @@ class Knobs(Widget, can_focus=True):
         else:
             self.action_change(1)
 
-    def action_erase(self) -> None:
+    def action_erase(self, what: str) -> None:
+        row = self.rows[self.row]
         if self._typing is not None:
-            self._type("" if self._typing.selected else self._typing.text[:-1])
+            self._type(self._typing.erased(what))
+        elif what == "all" and isinstance(row, Knob) and _typed(row):
+            self._type("")
 
     def action_reset(self) -> None:
         """Unset the field; one that always has a value gets that of a new chat. Or ask to delete a preset."""
@@ -270,6 +272,9 @@ class Knobs(Widget, can_focus=True):
             event.stop()
         elif event.key == "end" and self._typing is not None:
             self._type(self._typing.text)
+            event.stop()
+        elif event.key in _ERASES:
+            self.action_erase(_ERASES[event.key])
             event.stop()
         elif event.character and self.check_consume_key(event.key, event.character):
             before = self._typing.text if self._typing and not self._typing.selected else ""

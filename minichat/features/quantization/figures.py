@@ -20,6 +20,9 @@ _PURPOSES = {
     "device_free": "free",
 }
 
+_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # schemes that are a type
+_INPUTS = {"fp8": "fp8", "bnb-int8": "int8"}  # schemes that round activations, and to what
+
 Row = tuple[str, str, float | None]  # label, figure, and share for a bar
 
 
@@ -29,7 +32,7 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
     if shot.quantization == "none":
         weights: tuple[Row, ...] = (("weights", f"{shot.dtype}, not quantized", None),)
     else:
-        weights = (("weights", shot.quantization, None), ("computed in", shot.dtype, None))
+        weights = (("weights", shot.quantization, None), ("computed in", computed_in(shot), None))
     return (
         ("model", shot.model, None),
         *weights,
@@ -37,6 +40,15 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
         *([("sizes", "of one rank", None)] if shot.ranks else []),
     )
+
+
+def computed_in(shot: Snapshot) -> str:
+    """The type of the products, and of what is around them if that has another one."""
+    kind = _TYPES.get(shot.quantization, shot.dtype)
+    if kind != shot.dtype:
+        return f"{kind}, rest {shot.dtype}"
+    inputs = _INPUTS.get(shot.quantization)
+    return f"{kind}, inputs in {inputs}" if inputs else kind
 
 
 def schemes(shot: Snapshot) -> tuple[SchemeView, ...]:

@@ -28,13 +28,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Running means of recent steps, and their explanation."""
+    """The steps of the last second with some, and their explanation."""
 
     sentence: str
     times: StepTimes
     rows: float
     tokens: float
-    steps: float
+    steps: float  # per second; of the same steps as the times
     weights: int  # bytes read per step
     held: int  # bytes of all weights; 0: unknown
     cache: int
@@ -42,13 +42,14 @@ class Speed:
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
     ranks: int = 0  # that share the model
+    stepped: bool = False  # whether some have ended in the last second
     requests: bool = False  # whether there are some
     joining: float = 0.0  # the share of the time that they spend in exchanges
     traffic: float = 0.0  # bytes per second that each sends to the others
 
     @property
     def idle(self) -> bool:
-        return not self.steps and not self.requests
+        return not self.stepped and not self.requests
 
 
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
@@ -69,7 +70,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         times=times,
         rows=rates.batch,
         tokens=rates.step_tokens,
-        steps=rates.steps,
+        steps=shot.pace or rates.steps,  # an older engine reports no pace
         weights=weights,
         held=shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
         cache=cache,
@@ -77,6 +78,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         arithmetic=arithmetic,
         split=shot.split,
         ranks=len(shot.ranks),
+        stepped=bool(rates.steps),
         requests=bool(shot.requests),
         joining=shot.joining,
         traffic=shot.traffic,

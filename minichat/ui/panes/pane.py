@@ -168,12 +168,11 @@ class ChatPane(Vertical):
         self.head.figures = self._figures()
 
     def _figures(self) -> str:
-        run, chat = self.conversation.run, self.conversation.chat
-        if run is None:
+        if (run := self.conversation.run) is None:
             return ""
         if run.first is None:
             return "waiting"
-        stats = run.stats_so_far(self.conversation.services.clock(), chat.params)
+        stats = run.stats_so_far(self.conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
         rate = run.taken or (f"{stats.rate:,.0f} tok/s" if settled else "")
         count = f"{stats.tokens:,} tok" if self.size.width >= 40 or not rate else ""

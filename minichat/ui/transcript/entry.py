@@ -19,6 +19,12 @@ from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, R
 _THOUGHT: Look = ("thought",)
 
 
+def _last_only(label: str, cut: str) -> str:
+    """A label that names changed settings, with the last ones only; empty for any other."""
+    _, then, last = label.rpartition(", then ")
+    return f"{cut}{then}{last}" if then else ""
+
+
 class EntryPart(IntEnum):
     """The parts of an entry, from top to bottom."""
 
@@ -296,8 +302,9 @@ class Entry:
         name = clip(f"{bar} {names[message.role]}", width, glyphs.cut)
         rest = ""
         for detail in filter(None, details):  # complete or left out
-            if len(name) + len(rest) + 2 + cell_width(detail) <= width:
-                rest += f"  {detail}"
+            room = width - len(name) - len(rest) - 2
+            forms = (each for each in (detail, _last_only(detail, glyphs.cut)) if cell_width(each) <= room)
+            rest += f"  {form}" if (form := next(forms, "")) else ""
         look = ("head", message.role, "marked") if self.marked else ("head", message.role)
         return Row(tuple(each for each in (Fragment(name, look), Fragment(rest, ("note",))) if each.text))
 

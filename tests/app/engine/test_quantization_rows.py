@@ -37,6 +37,20 @@ def test_unknown_values_are_not_shown() -> None:
     assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
 
 
+def test_the_drawer_says_what_the_products_are_computed_in() -> None:
+    """Which is not the type of the rest, if the scheme is another type."""
+    shot = replace(snapshot(), dtype="bfloat16")
+    for name, words in (
+        ("fp32", "float32, rest bfloat16"),
+        ("fp16", "float16, rest bfloat16"),
+        ("bf16", "bfloat16"),
+        ("int8", "bfloat16"),
+        ("fp8", "bfloat16, inputs in fp8"),
+        ("bnb-int8", "bfloat16, inputs in int8"),
+    ):
+        assert dict(row[:2] for row in scheme(replace(shot, quantization=name)))["computed in"] == words
+
+
 def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     ranks = tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), device="cpu", ranks=ranks))}

@@ -247,10 +247,24 @@ async def test_a_run_between_two_snapshots_is_explained_in_full(bench: Callable[
         await it.until(lambda: it.main.engine.latest)
         it.app.poller.stop()
         rates = Throughput(decode=80.0, prefill=20.0, steps=80.0, batch=1.0, step_tokens=1.3)
-        it.main.show_snapshot(snapshot(2000, step_times=StepTimes(launch=0.0125), rates=rates))
-        it.main.show_snapshot(snapshot(2001, step_times=StepTimes(launch=0.0125)))  # at rest
+        it.main.show_snapshot(snapshot(2000, step_times=StepTimes(launch=0.0125), pace=79.6, rates=rates))
+        it.main.show_snapshot(snapshot(2001, step_times=StepTimes(launch=0.0125), pace=79.6))  # at rest
         await it.pilot.press("f8")
-        await it.until(lambda: "1.0 rows, 1.3 tokens per step, 100 steps/s" in it.screen_text())
+        await it.until(lambda: "1.0 rows, 1.3 tokens per step, 80 steps/s" in it.screen_text())
+
+
+@run
+async def test_the_steps_per_second_are_those_of_the_mean_step(bench: Callable[..., Any]) -> None:
+    """The rates also count the time since the run, and they end up with its last steps alone."""
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125), pace=75.0)])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.app.poller.stop()
+        rates = Throughput(decode=9.0, steps=9.0, batch=1.0, step_tokens=1.0)
+        for step, changes in (2000, {"rates": rates}), (2001, {}):
+            it.main.show_snapshot(snapshot(step, step_times=StepTimes(launch=0.005), pace=190.0, **changes))
+        await it.pilot.press("f8")
+        await it.until(lambda: "1.0 tokens per step, 190 steps/s" in it.screen_text())
+        assert "launch 5.0 ms" in it.screen_text()
 
 
 @run

@@ -63,13 +63,37 @@ def test_a_pause_of_the_process_is_part_of_the_rates_and_not_of_the_mean_step() 
     add_step(meters, 70.3, takes=0.01)
     assert meters.times().total == pytest.approx(0.01)
     assert meters.rates(70.3).steps == pytest.approx(2 / 60.1, rel=0.01)
+    assert meters.pace() == pytest.approx(100), "none of the time before it"
+
+
+def test_the_mean_step_and_the_pace_are_of_the_same_steps() -> None:
+    """Whatever the newest ones took, and however long the run has been over."""
+    for takes in ([0.004] * 200 + [0.02] * 9, [0.02] * 30 + [0.001] * 40, [0.5, 0.01, 0.01]):
+        meters, at = Meters(), 10.0
+        for each in takes:
+            at += each
+            add_step(meters, at, each)
+        assert meters.times().total * meters.pace() == pytest.approx(1)
+        recent = [each for place, each in enumerate(takes) if sum(takes[place + 1 :]) < 1.0]
+        assert meters.times().total == pytest.approx(sum(recent) / len(recent))
+
+
+def test_time_between_the_steps_counts_for_the_pace() -> None:
+    meters = meters_after(*(10 + each / 10 for each in range(1, 51)), takes=0.02)
+    assert (meters.times().total, meters.pace()) == (pytest.approx(0.02), pytest.approx(10, rel=0.1))
+
+
+def test_the_pace_of_a_run_has_no_time_before_it() -> None:
+    """A short reply is sent soon after another one."""
+    meters = meters_after(10.1, 10.2, 10.3, 10.6, 10.65, takes=0.05)
+    assert (meters.times().total, meters.pace()) == (pytest.approx(0.05), pytest.approx(20))
 
 
 def test_steps_that_stay_slow_are_counted_and_so_are_slow_prompts() -> None:
     meters = meters_after(10.1, 10.2, takes=0.01)
     add_step(meters, 12.2, takes=2.0)
     add_step(meters, 14.2, takes=2.0)
-    assert meters.times().total == pytest.approx(0.01 + 0.1 * 1.99)
+    assert meters.times().total == pytest.approx(2.0)
     meters = meters_after(10.1, 10.2, takes=0.01)
-    add_step(meters, 12.2, takes=2.0, prefill=4096)
-    assert meters.times().total == pytest.approx(0.01 + 0.1 * 1.99)
+    add_step(meters, 10.7, takes=0.5, prefill=4096)
+    assert meters.times().total == pytest.approx(0.52 / 3)

@@ -66,6 +66,22 @@ async def test_a_resumed_chat_says_what_a_tier_saved() -> None:
 
 
 @scene
+async def test_without_room_changed_settings_are_named_by_the_last_ones() -> None:
+    """Without a label the reply would seem to have none; with the first ones only, to have kept them."""
+    label = "T 0.7 top-p 0.95 rep 1.15 freq 0.4, then greedy rep 1.15 freq 0.4"
+    changed = ReplyStats(tokens=41, seconds=3.0, ttft=1.0, prompt_tokens=3, strategy=label)
+    for width, shown in (
+        (90, label),
+        (78, "…, then greedy rep 1.15 freq 0.4  20 tok/s"),
+        (45, "20 tok/s  41 tok"),
+    ):
+        async with reading((width, 12)) as reader:
+            reader.transcript.show([replace(reply("row"), stats=changed)], "b")
+            await reader.settled()
+            assert reader.lines()[0].startswith(f"▌ assistant b  12:01  {shown}")
+
+
+@scene
 async def test_large_numbers_are_grouped() -> None:
     async with reading((90, 12)) as reader:
         large = ReplyStats(1900, 1.1, 0.1, 3, "greedy", blocks=1200, copied=0)
