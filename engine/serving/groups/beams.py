@@ -84,7 +84,8 @@ class BeamGroup:
         tokens = () if error else self._leader()[self._certain :]
         text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
         self.replied = self._earlier + self._certain + len(tokens)
-        self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
+        ended = Delta(self.id, tokens, text, (), finish, error, blocks=self._held)
+        self._sink(ended._replace(decoding=self._decoding))
 
     def view(self) -> BeamsView:
         """The live hypotheses after the certain tokens, the finished ones, and those dropped last."""
@@ -254,6 +255,11 @@ class BeamGroup:
         """The number of blocks that the members hold; most are shared."""
         return len({block for each in self.members for block in held(each.blocks)})
 
+    @property
+    def _decoding(self) -> float:
+        """Seconds from the first step of the reply to the last one of the search."""
+        return 0.0 if self.first_token_at is None else self.last_token_at - self.first_token_at
+
     def _finish(self) -> Finish:
         """Send the best hypotheses in full. The first continues from the certain tokens."""
         results = self._search.done[: self.params.n]
@@ -269,5 +275,6 @@ class BeamGroup:
             finishes.append(finish or Finish.LENGTH)
             stop = written.stop if finish is Finish.STOP else ""
             ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held, stop=stop)
-            self._sink(ended._replace(choice=choice, left=len(results) - 1 - choice, score=score))
+            ended = ended._replace(choice=choice, left=len(results) - 1 - choice, score=score)
+            self._sink(ended._replace(decoding=self._decoding))
         return finishes[0]

@@ -12,6 +12,7 @@ from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.monitor.figures import token_rate
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import cut_title
 
@@ -150,7 +151,7 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
     if run is not None:
         stats = run.stats_so_far(conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
-        return f"{stats.rate:,.0f} tok/s" if settled else "writing", "$text-success"
+        return token_rate(stats.rate) if settled else "writing", "$text-success"
     if messages and messages[-1].state == "failed":
         return "failed", "$text-error"
     return ("unread", "$text-accent") if conversation.unread else ("", "$text-muted")

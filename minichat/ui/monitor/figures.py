@@ -19,6 +19,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
+def token_rate(rate: float) -> str:
+    """Format tokens per second: "38 tok/s", "0.24 tok/s"."""
+    return f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
+
+
 def clock_time(at: float) -> str:
     """Format the local time of a moment: "09:24:05"."""
     return time.strftime("%H:%M:%S", time.localtime(at))

@@ -16,6 +16,7 @@ from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.ui.marks import shortened
+from minichat.ui.monitor.figures import token_rate
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
 
@@ -174,7 +175,7 @@ class ChatPane(Vertical):
             return "waiting"
         stats = run.stats_so_far(self.conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
-        rate = run.taken or (f"{stats.rate:,.0f} tok/s" if settled else "")
+        rate = run.taken or (token_rate(stats.rate) if settled else "")
         count = f"{stats.tokens:,} tok" if self.size.width >= 40 or not rate else ""
         figures = "  ".join(filter(None, (rate, count)))
         more = f"{figures}  {stats.blocks:,} blk"

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from minichat.chats.model import Message
-from minichat.ui.monitor.figures import day, duration
+from minichat.ui.monitor.figures import day, duration, token_rate
 from minichat.ui.transcript.glyphs import drawable, one_line
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.markdown.cells import cell_width, clip, wrap
@@ -88,6 +88,8 @@ class Entry:
     @property
     def _doing(self) -> str:
         """What a running reply does, in a word."""
+        if (self.message.params or {}).get("beams", 1) > 1:
+            return "searching"  # long after the text is there, if other hypotheses may be better
         if self.text:
             return "writing"
         return ("thinking" if self._reasoning else "writing") if self._tail else "waiting"
@@ -286,7 +288,7 @@ class Entry:
             details += [
                 f"from message {stats.left_out + 1}" if stats.left_out else "",
                 one_line(stats.strategy),
-                f"{stats.rate:,.0f} tok/s" if stats.rate else "",  # one token has no rate
+                token_rate(stats.rate) if stats.rate else "",  # one token has no rate
                 f"waited {duration(stats.ttft)}" if stats.ttft else "",
                 f"{stats.loaded:,} tok from {stats.tier}" if stats.loaded else "",
                 f"saved {duration(stats.saved)}" if stats.saved else "",

@@ -86,3 +86,15 @@ def test_a_reply_says_how_long_the_engine_took_from_its_first_token_to_its_last(
     seconds = {each.request: each.decoding for each in received.ends}
     assert seconds == {id: max(seen, default=0) - min(seen, default=0) for id, seen in times.items()}
     assert sorted(seconds.values())[:2] == [0, 0] and len(set(seconds.values())) == 3
+
+
+def test_a_beam_search_says_how_long_it_took_also_after_its_last_certain_token() -> None:
+    engine = ledger_engine()
+    received, steps = RecordedEnds(engine), 0
+    engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=8), received)
+    while not received.ends:
+        engine.clock.now += 2
+        engine.step()
+        steps += 1
+        assert steps < 50
+    assert received.ends[0].decoding == 2 * 7

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from minichat.chats.model import ReplyStats
-from tests.widgets.transcript.reader import reading, reply, scene, user
+from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
 
 
 @scene
@@ -38,6 +38,18 @@ async def test_one_token_has_no_rate() -> None:
         reader.transcript.show([replace(reply("row"), stats=one)], "b")
         await reader.settled()
         assert reader.lines()[0] == "▌ assistant b  12:01  greedy  waited 800 ms  1 tok"
+
+
+@scene
+async def test_a_slow_reply_has_a_rate_and_a_running_search_says_so() -> None:
+    """A wide beam search may go on for half a minute after its text is there."""
+    async with reading((70, 12)) as reader:
+        slow = ReplyStats(tokens=10, seconds=37.4, ttft=0.4, prompt_tokens=3, strategy="beams 16")
+        begun = replace(streaming(), text="19", params={"beams": 16})
+        reader.transcript.show([replace(reply("19"), stats=slow), begun], "b")
+        await reader.settled()
+        heads = [line.partition("12:01  ")[2] for line in reader.lines() if line.startswith("▌")]
+        assert heads == ["beams 16  0.24 tok/s  waited 400 ms  10 tok", "searching"]
 
 
 @scene
