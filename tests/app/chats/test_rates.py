@@ -84,7 +84,7 @@ async def test_the_rate_of_a_running_reply_is_that_of_the_tokens_that_have_arriv
         it.main.pane.show_figures()
         assert it.main.pane.head.figures.startswith("2 tok/s")
         clock.now += 10  # no token for so long counts
-        assert state_of(it.app.chats.active)[0] == "0 tok/s"
+        assert state_of(it.app.chats.active)[0] == "0.16 tok/s"
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
 
