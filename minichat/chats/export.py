@@ -132,7 +132,7 @@ def _stats(found: dict[str, Any] | None, place: str) -> ReplyStats | None:
         return None
     kinds = {"tokens": int, "seconds": float, "ttft": float, "prompt_tokens": int, "strategy": str}
     newer: dict[str, type] = {"left_out": int, "blocks": int, "loaded": int, "tier": str, "copied": int}
-    newer["saved"] = float
+    newer |= {"saved": float, "decoding": float}
     kinds |= {name: kind for name, kind in newer.items() if name in found}  # missing in older exports
     return ReplyStats(**{name: _figure(found, name, place, kind) for name, kind in kinds.items()})
 

@@ -33,11 +33,12 @@ class ReplyStats:
     tier: str = ""  # with `loaded`: the tier
     saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
     copied: int = 0  # of the tokens, those of the reply that it was forked from
+    decoding: float = 0.0  # seconds from its first token to its last, as the engine says; 0: unknown
 
     @property
     def rate(self) -> float:
         """Its own tokens per second after the first one."""
-        own, streaming = self.tokens - self.copied, self.seconds - self.ttft
+        own, streaming = self.tokens - self.copied, self.decoding or self.seconds - self.ttft
         return (own - 1) / streaming if own > 1 and streaming > 0 else 0.0
 
 

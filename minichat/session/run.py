@@ -217,7 +217,7 @@ class RunningReply:
         ttft = (self.first or now) - self.began
         seconds = now - self.began if self.lasted is None else self.lasted
         if self.decoding:  # the link may have been cut meanwhile
-            seconds = ttft + self.decoding
+            seconds = min(seconds, ttft + self.decoding)
         return ReplyStats(
             tokens=self.tokens,
             seconds=seconds,
@@ -230,4 +230,5 @@ class RunningReply:
             tier=self.loaded[1],
             saved=self.loaded[2],
             copied=self.copied,
+            decoding=self.decoding,
         )

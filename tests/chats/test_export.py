@@ -28,6 +28,7 @@ stats = st.builds(
     loaded=counts,
     tier=text,
     saved=seconds,
+    decoding=seconds,
 )
 messages = st.builds(
     Message,

@@ -275,6 +275,6 @@ class BeamGroup:
             finishes.append(finish or Finish.LENGTH)
             stop = written.stop if finish is Finish.STOP else ""
             ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held, stop=stop)
-            ended = ended._replace(choice=choice, left=len(results) - 1 - choice, score=score)
-            self._sink(ended._replace(decoding=self._decoding))
+            left = len(results) - 1 - choice
+            self._sink(ended._replace(choice=choice, left=left, score=score, decoding=self._decoding))
         return finishes[0]

@@ -30,13 +30,14 @@ class FinishedSample:
     fault: str = ""
     blocks: int = 0
     stop: str = ""
+    decoding: float = 0.0
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
-        self.blocks, self.stop = delta.blocks, delta.stop
+        self.blocks, self.stop, self.decoding = delta.blocks, delta.stop, delta.decoding
 
     @property
     def mean(self) -> float:
@@ -129,5 +130,5 @@ class SampleGroup:
             logprobs = () if self.requested_params.logprobs is None else tuple(each.logprobs)
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
-            whole = whole._replace(choice=at, left=left, score=each.mean)
+            whole = whole._replace(choice=at, left=left, score=each.mean, decoding=each.decoding)
             self._sink(whole._replace(fault=each.fault, blocks=each.blocks, stop=each.stop))

@@ -61,6 +61,24 @@ async def test_the_rate_of_a_reply_is_that_of_the_engine_whenever_its_tokens_arr
 
 
 @run
+async def test_a_search_has_the_rate_of_all_its_tokens_and_took_as_long_as_the_user_waited(
+    bench: Callable[..., Any],
+) -> None:
+    """Much of it may be computed before its first text is certain."""
+    clock = Clock()
+    async with bench((100, 30), clock=clock) as it:
+        reply = await it.say("hello")
+        clock.now += 4
+        reply.say("one two", tokens=8)
+        await it.until(lambda: "one" in it.screen_text())
+        clock.now += 4
+        reply.send(Delta(reply.id, (1,) * 8, " three", finish=Finish.STOP, decoding=7.5))
+        await it.until(lambda: not it.app.chats.active.streaming)
+        stats = it.app.chats.active.chat.messages[-1].stats
+        assert (stats.rate, stats.ttft, stats.seconds) == (2, 4, 8)
+
+
+@run
 async def test_the_rate_of_a_reply_that_was_lost_ends_with_its_last_token(bench: Callable[..., Any]) -> None:
     clock = Clock()
     async with bench((100, 30), clock=clock) as it:

@@ -88,10 +88,11 @@ def test_a_reply_says_how_long_the_engine_took_from_its_first_token_to_its_last(
     assert sorted(seconds.values())[:2] == [0, 0] and len(set(seconds.values())) == 3
 
 
-def test_a_beam_search_says_how_long_it_took_also_after_its_last_certain_token() -> None:
+@pytest.mark.parametrize("several", [{"beams": 3}, {"best_of": 3}])
+def test_replies_that_are_sent_at_the_end_say_how_long_their_tokens_took(several: dict[str, int]) -> None:
     engine = ledger_engine()
     received, steps = RecordedEnds(engine), 0
-    engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=8), received)
+    engine.submit(PROMPT, SamplingParams(max_tokens=8, **several), received)
     while not received.ends:
         engine.clock.now += 2
         engine.step()
