@@ -31,7 +31,7 @@ from training.kinds import (
 )
 from training.mix import small_talk
 from training.model import Decoder
-from training.newcomers import newcomers
+from training.newcomers import for_each_fact, newcomers
 from training.phrasing import normal
 from training.rows import pack
 from training.train import IGNORE, attend, unpack
@@ -56,7 +56,7 @@ class Case:
 
 
 def make_cases(count: int, seed: int) -> list[Case]:
-    """`count` cases per kind, twice as many about minichat, and the fixed list of newcomers' questions."""
+    """`count` cases per kind, twice as many about minichat, and the fixed lists of questions."""
     rng = Random(seed)
     alone: dict[str, Callable[[], Exchange]] = {
         "instructions": lambda: instructions.exchanges(rng, held_out=True)[0],
@@ -77,6 +77,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
     cases += [Case("stories", (), e) for e in stories.cases(rng, count)]
     cases += [Case(kind, (), make()) for kind, make in alone.items() for _ in range(count)]
     cases += [Case("newcomers", (), e) for _, e in newcomers()]
+    cases += [Case("asked", (), e) for e in for_each_fact()]
     return cases + [_recall(rng) for _ in range(count)]
 
 

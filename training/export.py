@@ -36,6 +36,7 @@ MEANING = {
     "manners": "greetings, thanks, goodbyes, phrases kept out",
     "files": "a message with a file or a pipe: the sentence that names it; requests kept out",
     "newcomers": "what newcomers type in their first minutes, a fixed list that no training text is written for",
+    "asked": "one question for each fact, written from its answer alone, by someone who had not seen the training text; no training text is written for it",
     "care": "crises, danger, medical emergencies: sympathy and where to find help; wordings kept out",
     "ordinary": "messages with the words of a crisis that are none: the usual answer; wordings kept out",
     "cannot": "code, rewriting, poems, pictures: an honest refusal and an alternative; phrasings kept out",

@@ -1,4 +1,5 @@
-"""An independent test: first questions of new users (text/newcomers.toml), which must not be in the training text."""
+"""Independent tests, which must not be in the training text: first questions of new users (text/newcomers.toml) and one
+question for each fact (text/asked.toml)."""
 
 import re
 import tomllib
@@ -7,6 +8,7 @@ from functools import cache
 
 from training.chat import Exchange
 from training.check import Terms
+from training.facts import all_facts
 from training.lexicon import TEXT
 
 _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
@@ -48,6 +50,13 @@ def newcomers() -> tuple[tuple[str, Exchange], ...]:
     return tuple(
         (about, Exchange(each["ask"], "", _answer(each))) for about, asks in raw.items() for each in asks
     )
+
+
+@cache
+def for_each_fact() -> tuple[Exchange, ...]:
+    """One question for each fact, in the order of the facts."""
+    raw = tomllib.loads((TEXT / "asked.toml").read_text(encoding="utf-8"))
+    return tuple(Exchange(raw[fact.room][fact.id], fact.say[0], Terms(fact.must)) for fact in all_facts())
 
 
 def _answer(each: dict) -> Answer:

@@ -1,7 +1,8 @@
-"""The newcomer questions: enough of them, judged by their terms, and never trained on."""
+"""The fixed lists of questions: complete, judged by their terms, and never trained on."""
 
 import re
 import string
+import tomllib
 from itertools import chain
 from random import Random
 
@@ -12,7 +13,7 @@ from training.chat import Chat
 from training.facts import all_facts
 from training.lexicon import TEXT
 from training.mix import conversation
-from training.newcomers import Answer, newcomers
+from training.newcomers import Answer, for_each_fact, newcomers
 from training.phrasing import normal
 
 NO_LETTERS = dict.fromkeys(map(ord, string.punctuation + string.whitespace))
@@ -25,6 +26,17 @@ def test_there_are_enough_questions_on_each_subject() -> None:
     assert min(subjects.count(about) for about in subjects) >= 5
 
 
+def test_each_fact_has_one_question_of_its_own() -> None:
+    raw = tomllib.loads((TEXT / "asked.toml").read_text(encoding="utf-8"))
+    asked = [(room, fact) for room, questions in raw.items() for fact in questions]
+    assert asked == [(fact.room, fact.id) for fact in all_facts()]
+    assert len({normal(question) for question in every_question()}) == len(every_question())
+
+
+def every_question() -> list[str]:
+    return [e.user for e in (*(e for _, e in newcomers()), *for_each_fact())]
+
+
 @pytest.mark.soak
 def test_no_question_is_in_the_training_text() -> None:
     """Neither in a list of the training text, nor among all questions of the facts."""
@@ -32,14 +44,14 @@ def test_no_question_is_in_the_training_text() -> None:
     lines = (
         part
         for file in files
-        if file.stem != "newcomers"
+        if file.stem not in ("newcomers", "asked")
         for part in re.split(r'["|\n]', file.read_text("utf-8"))
     )
-    known = [*(e.user for _, e in newcomers()), "Tell me a joke."]
+    known = [*every_question(), "Tell me a joke."]
     likely = {letters(normal(question)) for question in known}  # there are a million, and `normal` is slow
     asked = (q for fact in all_facts() for q in fact.questions(held_out=False))
     trained = {normal(q) for q in chain(lines, asked) if not q.isascii() or letters(q) in likely}
-    assert [e.user for _, e in newcomers() if normal(e.user) in trained] == []
+    assert [question for question in every_question() if normal(question) in trained] == []
     assert normal("Tell me a joke.") in trained
 
 
@@ -49,7 +61,7 @@ def letters(text: str) -> str:
 
 
 def test_generated_text_that_equals_a_question_is_discarded() -> None:
-    asked = {normal(e.user) for _, e in newcomers()}
+    asked = {normal(question) for question in every_question()}
     kept = evaluate.test_questions(evaluate.make_cases(count=1, seed=5))
     assert asked <= kept
     rng = Random(2)

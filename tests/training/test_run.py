@@ -19,7 +19,7 @@ from training.decode import How, replies
 from training.heads.medusa import tokens_by_drafts
 from training.model import Decoder, dense_attend
 from training.muon import orthogonal
-from training.newcomers import newcomers
+from training.newcomers import for_each_fact, newcomers
 from training.recipe import TINY, Schedule
 from training.rows import pack
 from training.train import Pace, fit, with_exits
@@ -67,6 +67,7 @@ def test_exported_weights_can_be_evaluated_again(exported: Path, capsys: pytest.
     assert main(["--tiny", "--cases", "1", "--measure", str(exported)]) == 0
     printed = capsys.readouterr().out
     assert "about: " in printed and f"of {len(newcomers())}" in printed
+    assert f"of {len(for_each_fact())}" in printed
     assert (exported / "model.safetensors").read_bytes() == before
 
 
