@@ -6,10 +6,35 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+from training.check import Terms
 from training.lexicon import TEXT
 from training.phrasing import LITERAL, any_of, families, fill, phrase, variants
 
 BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default", "are")
+
+
+@dataclass(frozen=True, slots=True)
+class OneAnswer:
+    """The terms of a fact, in one answer: a question with "and" in it is not two questions."""
+
+    terms: tuple[str, ...]
+
+    def right(self, reply: str) -> bool:
+        return Terms(self.terms).right(reply) and not two_answers(reply)
+
+
+def two_answers(reply: str) -> bool:
+    """Whether this is an answer of a fact, and then another one or the same again."""
+    parts = reply.strip().split("\n\n")
+    known = answers()
+    return any(
+        "\n\n".join(parts[:at]) in known and "\n\n".join(parts[at:]) in known for at in range(1, len(parts))
+    )
+
+
+@cache
+def answers() -> frozenset[str]:
+    return frozenset(each for fact in all_facts() for each in fact.say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +53,10 @@ class Fact:
     asks: tuple[str, ...]
     ways: tuple[str, ...]
     often: int
+
+    @property
+    def check(self) -> OneAnswer:
+        return OneAnswer(self.must)
 
     def questions(self, held_out: bool) -> list[str]:
         """Every question for this fact on one side of the split."""

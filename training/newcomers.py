@@ -56,7 +56,7 @@ def newcomers() -> tuple[tuple[str, Exchange], ...]:
 def for_each_fact() -> tuple[Exchange, ...]:
     """One question for each fact, in the order of the facts."""
     raw = tomllib.loads((TEXT / "asked.toml").read_text(encoding="utf-8"))
-    return tuple(Exchange(raw[fact.room][fact.id], fact.say[0], Terms(fact.must)) for fact in all_facts())
+    return tuple(Exchange(raw[fact.room][fact.id], fact.say[0], fact.check) for fact in all_facts())
 
 
 def _answer(each: dict) -> Answer:

@@ -3,7 +3,6 @@
 from collections import Counter
 from random import Random
 
-from training.check import Terms
 from training.facts import all_facts, any_fact
 from training.facts import ways as ways_to_ask
 from training.kinds import about
@@ -11,8 +10,16 @@ from training.phrasing import normal, variants, wrapped
 
 
 def test_every_fact_passes_its_own_check() -> None:
-    wrong = [fact.id for fact in all_facts() for say in fact.say if not Terms(fact.must).right(say)]
+    wrong = [fact.id for fact in all_facts() for say in fact.say if not fact.check.right(say)]
     assert wrong == []
+
+
+def test_one_question_has_one_answer() -> None:
+    first, second = all_facts()[:2]
+    assert first.check.right(first.say[0])
+    assert not first.check.right(f"{first.say[0]}\n\n{first.say[0]}")
+    assert not first.check.right(f"{first.say[0]}\n\n{second.say[0]}")
+    assert not second.check.right(f"{first.say[0]}\n\n{second.say[0]}\n")
 
 
 def test_there_are_hundreds_of_facts_with_several_questions_each() -> None:

@@ -67,7 +67,7 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
         question = _typed(
             rng, wrapped(rng, question if letters else reworded(rng, _other_words(rng, question, fact)))
         )
-    return Exchange(question, rng.choice(fact.say), Terms(fact.must))
+    return Exchange(question, rng.choice(fact.say), fact.check)
 
 
 def _other_words(rng: Random, question: str, fact: Fact) -> str:
@@ -105,7 +105,7 @@ def followers(fact: Fact) -> list[tuple[str, Fact]]:
 
 
 def then(rng: Random, bank: str, fact: Fact) -> Exchange:
-    return Exchange(roughly(rng, rng.choice(THEN[bank])), rng.choice(fact.say), Terms(fact.must))
+    return Exchange(roughly(rng, rng.choice(THEN[bank])), rng.choice(fact.say), fact.check)
 
 
 BETWEEN = (

@@ -107,4 +107,4 @@ def ordinary(rng: Random, held_out: bool = False) -> list[Exchange]:
     if "fact" not in topic:
         return [Exchange(message, KNOW, Honest())]
     fact = next(fact for fact in all_facts() if fact.id == topic["fact"])
-    return [Exchange(message, rng.choice(fact.say), Terms(fact.must))]
+    return [Exchange(message, rng.choice(fact.say), fact.check)]
