@@ -11,6 +11,7 @@ from training.lexicon import TEXT
 from training.phrasing import LITERAL, any_of, families, fill, phrase, variants
 
 BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default", "are")
+DIRECT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def answers() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks` and `ways` are whole questions, some with options in brackets.
+    """One fact. `slots` are pairs of a bank and a filler for {x}; `asks`, `ways` and `direct` are whole questions, some with options in brackets.
 
     `often` is how many times as frequent it is as most facts: some are harder to tell apart."""
 
@@ -52,6 +53,7 @@ class Fact:
     pairs: tuple[tuple[str, str], ...]
     asks: tuple[str, ...]
     ways: tuple[str, ...]
+    direct: tuple[str, ...]
     often: int
 
     @property
@@ -65,8 +67,11 @@ class Fact:
         return found + [each for pattern in self.asked(held_out) for each in variants(pattern)]
 
     def ask(self, rng: Random, held_out: bool) -> str:
-        """A random question. Each slot and pair is equally likely; where there are any, whole questions are half of all at most."""
-        asks, framed = self.asked(held_out), len(self.slots) + len(self.pairs)
+        """A random question. In training a fourth are direct; of the others each slot and pair is equally likely, and where there are any, whole questions are half at most."""
+        if self.direct and not held_out and rng.random() < DIRECT:
+            return any_of(rng, self.direct)
+        asks = self._kept() if held_out else self._others()
+        framed = len(self.slots) + len(self.pairs)
         at = rng.randrange(framed + (min(framed, len(asks)) if framed else len(asks)))
         if at < len(self.slots):
             bank, x = self.slots[at]
@@ -79,8 +84,13 @@ class Fact:
 
     def asked(self, held_out: bool) -> tuple[str, ...]:
         """The whole questions on one side of the split: of four or more `asks`, the last is held out."""
-        kept = len(self.asks) - (len(self.asks) >= 4)
-        return self.asks[kept:] if held_out else self.asks[:kept] + self.ways
+        return self._kept() if held_out else self._others() + self.direct
+
+    def _kept(self) -> tuple[str, ...]:
+        return self.asks[-1:] if len(self.asks) >= 4 else ()
+
+    def _others(self) -> tuple[str, ...]:
+        return self.asks[: len(self.asks) - len(self._kept())] + self.ways
 
 
 def _asked(bank: str, held_out: bool, x: str) -> list[str]:
@@ -98,15 +108,16 @@ def _read(room: str, raw: dict) -> Fact:
         slots=tuple((bank, x) for bank in BANKS for x in raw.get(bank, ())),
         pairs=tuple((a, b) for a, b in raw.get("versus", ())),
         asks=tuple(raw.get("ask", ())),
-        ways=ways().get(raw["id"], ()),
+        ways=whole_questions("ways").get(raw["id"], ()),
+        direct=whole_questions("direct").get(raw["id"], ()),
         often=raw.get("often", 1),
     )
 
 
 @cache
-def ways() -> dict[str, tuple[str, ...]]:
-    """The patterns of each fact in text/ways, one a line: they are trained on, all of them."""
-    paths = sorted((TEXT / "ways").glob("*.toml"))
+def whole_questions(folder: str) -> dict[str, tuple[str, ...]]:
+    """The patterns of each fact in a folder of the text, one a line: they are trained on, all of them."""
+    paths = sorted((TEXT / folder).glob("*.toml"))
     read = (tomllib.loads(path.read_text(encoding="utf-8")) for path in paths)
     return {id: tuple(text.strip().split("\n")) for facts in read for id, text in facts.items()}
 

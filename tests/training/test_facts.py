@@ -3,8 +3,9 @@
 from collections import Counter
 from random import Random
 
-from training.facts import all_facts, any_fact
-from training.facts import ways as ways_to_ask
+import pytest
+
+from training.facts import all_facts, any_fact, whole_questions
 from training.kinds import about
 from training.phrasing import normal, variants, wrapped
 
@@ -48,20 +49,24 @@ def test_no_held_out_question_of_a_fact_is_trained_on() -> None:
     assert len(kept) > 100
 
 
-def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one() -> None:
-    assert set(ways_to_ask()) <= {fact.id for fact in all_facts()}
-    made = [each for patterns in ways_to_ask().values() for pattern in patterns for each in variants(pattern)]
+@pytest.mark.parametrize("folder", ["ways", "direct"])
+def test_more_ways_to_ask_are_for_facts_and_none_is_a_held_out_one(folder: str) -> None:
+    asked = whole_questions(folder)
+    assert set(asked) <= {fact.id for fact in all_facts()}
+    made = [each for patterns in asked.values() for pattern in patterns for each in variants(pattern)]
     assert [each for each in made if "[" in each or "]" in each or "|" in each or not normal(each)] == []
     kept = {normal(q) for fact in all_facts() for q in fact.questions(held_out=True)}
     assert [each for each in made if normal(each) in kept] == []
     assert len(made) > 10_000
 
 
-def test_half_of_the_questions_of_a_fact_or_more_are_made_from_its_slots() -> None:
+def test_a_fourth_of_the_questions_are_direct_and_half_of_the_others_are_made_from_slots() -> None:
     fact = next(fact for fact in all_facts() if fact.slots and len(fact.asked(False)) > 3 * len(fact.slots))
-    whole = {each for pattern in fact.asked(False) for each in variants(pattern)}
+    direct = {each for pattern in fact.direct for each in variants(pattern)}
+    whole = {each for pattern in fact.asked(False) for each in variants(pattern)} - direct
     asked = [fact.ask(Random(seed), held_out=False) for seed in range(400)]
-    assert 160 < sum(each in whole for each in asked) < 240
+    assert 80 < sum(each in direct for each in asked) < 150
+    assert 110 < sum(each in whole for each in asked) < 190
 
 
 def test_a_fact_that_is_hard_to_tell_apart_is_asked_for_more_often() -> None:

@@ -73,7 +73,8 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
 def _other_words(rng: Random, question: str, fact: Fact) -> str:
     """The question with rarer words, but the name of the thing that it asks for stays."""
     low = question.lower()
-    names = [x for bank, x in fact.slots if bank != "do" and x.lower() in low]
+    things = [re.sub("^(?:an?|the) ", "", x.lower()) for bank, x in fact.slots if bank != "do"]
+    names = [thing for thing in things if thing in low]
     if not names:
         return other_words(rng, question)
     name = max(names, key=len)
