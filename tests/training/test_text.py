@@ -330,7 +330,7 @@ def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:
     rng = Random(5)
     made = [e for held_out in (False, True) for _ in range(400) for e in care.ordinary(rng, held_out)]
     assert [e for e in made if not e.check.right(e.reply) or "988" in e.reply] == []
-    assert {e.reply for e in made if e.user == "The pitchfork rests near the compost heap."} <= set(
+    assert {e.reply for e in made if e.user == "A sickle dangles above our rain barrel."} <= set(
         manners.NOTED
     )
     assert any(e.reply in manners.NOTED for e in made)
