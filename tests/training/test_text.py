@@ -197,6 +197,15 @@ def test_moods_share_their_frames_and_never_hold_a_held_out_phrase() -> None:
         assert [text for text in made for words in kept if words <= set(text.split())] == []
 
 
+def test_families_of_polite_phrases_hold_no_held_out_one() -> None:
+    made = {normal(each) for room in manners.FAMILIES.values() for p in room for each in variants(p)}
+    news = {normal(each) for lines in manners.NEWS.values() for p in lines[:-2] for each in variants(p)}
+    kept = {normal(each) for room in manners.PHRASES.values() for each in room[-4:]}
+    kept |= {normal(each) for lines in manners.NEWS.values() for each in lines[-2:]}
+    assert len(made) > 1000 and len(news) > 1000
+    assert not (made | news) & kept
+
+
 def test_emoji_alone_get_the_answer_of_their_mood_and_news_their_own() -> None:
     rng = Random(5)
     trained = {manners.alone(rng, False) for _ in range(4000)}
