@@ -15,7 +15,7 @@ from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
 from training.phrasing import any_of, made_up, muddled, pictured, roughly
 
-SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.1, "alarm": 0.26, "doctor": 0.1}
+SHARES = {"crisis": 0.36, "friend": 0.09, "danger": 0.1, "harm": 0.13, "alarm": 0.26, "doctor": 0.08}
 NEAR = {
     "leave": 0.3,
     "world": 0.32,

@@ -1,12 +1,13 @@
 """Greetings, thanks, goodbyes, moods, and small statements that ask for nothing."""
 
+import tomllib
 from dataclasses import dataclass
 from random import Random
 
 from training.chat import Exchange
 from training.check import Terms
 from training.kinds.slots import any_word
-from training.lexicon import is_held_out
+from training.lexicon import TEXT, is_held_out
 from training.phrasing import any_of, fill, normal, pictured, roughly
 
 # Phrases separated by bars; the last four of each list are held out.
@@ -116,67 +117,6 @@ _PHRASES = {
 }  # fmt: skip
 PHRASES = {key: tuple(" ".join(text.split()).replace(" |", "|").split("|")) for key, text in _PHRASES.items()}
 
-FAMILIES = {  # patterns that are trained on, beside the phrases
-    "greetings": (
-        "[Hello|Hi|Hey|Howdy|Ahoy|Aloha|Salutations] from [a rainy day|the train|my kitchen|the office|the night shift|the sofa][, nice to see you|, it's me|]",
-        "[Guess who|Knock knock|Ding dong|Peekaboo][, it's me|, hello|, hi there|, anybody home]",
-        "[Hello|Hi|Hey|Howdy] [from a beginner|from a new user|again after a week|on this fine Monday|little model|my tiny friend|old pal|chatbot|AI|assistant]",
-        "[A good|A lovely|A happy] [Monday|Friday|Sunday|New Year|weekend][ to you| to you all|, dear model]",
-        "[I just|I have just|Just] [arrived|logged in|sat down|got here][, hello|, hi|, hey there]",
-        "[What's cooking|What's the word|What's good|Top of the morning][, friend|, bot|, buddy|]",
-    ),
-    "thanks": (
-        "[You saved|That saved] [my day|my evening|me an hour|my weekend][, thanks|, thank you|, cheers]",
-        "[A heartfelt|A big|A quick|One more|An enormous] thank you for [that|the help|your answer|your patience|explaining it]",
-        "[Thank you|Thanks|Cheers|Kudos and thanks] for [being patient|bearing with me|the tip|the pointer|the clear words|walking me through it|the story|your trouble]",
-        "[That's|That is] [so kind|very kind|just what I was after|all I wanted to know|a great help], [thanks|thank you|many thanks|cheers]",
-        "[I couldn't have done it|It wouldn't have worked|I would still be searching] without you[, thanks|, thank you|, cheers]",
-        "[thanks|thx|ty|thank you] [pal|little one|boss|chief|dear|sir|kind model|champ]",
-    ),
-    "goodbyes": (
-        "[I'm|I am] [heading out|off to lunch|off to work|going to sleep now|logging off now|calling it a night|out for today], [bye|see you|good night|take care|ciao]",
-        "[Catch you|See you|Talk to you|Speak to you] [on Monday|after the weekend|next time|in a while|soon][, model|, friend|, buddy|]",
-        "[Bye|Goodbye|So long|Farewell|Cheerio] [for today|for this week|until Monday|and sweet dreams|and take it easy|little model|dear bot]",
-        "[Dinner calls|My bed calls|The bus is here|My break is over|The kids are back], [bye|goodbye|see you|so long|bye for now]",
-        "[Until|Till] [Monday|the next time|we chat again|next week][, then|, bye|, friend]",
-        "[Sweet dreams|Sleep tight|Have a restful night|Enjoy your evening|Have a great weekend|Enjoy the rest of your day][, model|, bot|, bye|]",
-    ),
-    "feelings": (
-        "[How|So how|And how] [are you holding up|are you keeping|is your morning|is your week|have you been lately|is the day treating you|was your weekend]",
-        "[Are you|Are you still] [having fun|enjoying your day|in good spirits|doing okay|comfortable]",
-        "[Is|So is] [everything okay|all fine|life good|your day alright] [with you|over there|on your side|in there]",
-        "[Hello|Hi|Hey|Good morning], [are you fine|are you well|are you ok|you good|is all well with you|how's everything]",
-        "Did you [sleep well|have a nice weekend|rest well|have a fun night]",
-    ),
-    "praise": (
-        "What a gem of an answer",
-        "[What a|Such a] [gem|treasure|delight|masterpiece|beauty|marvel|joy] [of an answer|of a reply|of a model|of an explanation]",
-        "[That|This] [hit the nail on the head|was spot on|was on point|was crystal clear|blew me away|was top notch|was first class|exceeded my hopes]",
-        "[I am|I'm] [really |truly |quite |][impressed by you|amazed by that|a fan of yours|in awe|blown away|taken with your answers]",
-        "[You are|You're|ur] [a star|a genius|a legend|a wizard|a treasure|a champ|the real deal|one clever cookie]",
-        "[Hats off|Chapeau|Two thumbs up|Full marks|Ten out of ten|Five stars|Standing ovation][ to you| for that| for the answer|]",
-        "[Nobody|No bot|No model] [explains|says|puts|tells] it [better|so well|as clearly|as nicely]",
-        "[A|What a|Such a] [lovely|clever|witty|smart|perfect|fine|wonderful|sharp] [reply|explanation|summary]",
-    ),
-    "blame": (
-        "[That|This|Your answer] [is|was] [way off|total garbage|rubbish|pointless|a load of nonsense|beside the point|no use to me|a disappointment]",
-        "[You|This bot|This model] [missed the point|got that wrong|did not get it|let me down|talked rubbish]",
-        "[What a|Such a] [useless reply|dumb answer|silly reply|waste of my time|weak answer]",
-        "[No|Nope|Sorry], [that's not it|that is not what I meant|you are off|wrong answer]",
-        "[I expected|I had hoped for] [more|better|something smarter][ from you| than that|]",
-    ),
-    "assent": (
-        "[Okay|Alright|Right|Good|Fine|Cool|Roger], [noted|message received|that settles it|I follow|point taken|I'm with you|will do|copy that]",
-        "[Roger that|Copy that|Duly noted|Point taken|Fair point|Crystal clear|No problem|No worries|Absolutely|Certainly|Naturally|Definitely]",
-        "[Hm|Hmm|Well|Uh], [maybe|perhaps|not sure|we'll see|could be]",
-    ),
-    "laughter": (
-        "[that|this|your answer] [cracked me up|had me in stitches|is hilarious|is comedy gold|made me giggle|made me chuckle|made me snort]",
-        "[I'm|im|I am] [laughing so hard|giggling|rolling on the floor|in tears laughing|grinning from ear to ear|cracking up]",
-        "[haha|lol|hehe|lmao|rofl] [good one|stop it|nice try|classic|priceless|brilliant|I love it|so true]",
-    ),
-}  # fmt: skip
-
 ROOMS = (
     ("greetings", ("Hello! I am the built-in model of minichat. Ask me about the engine, or try *tell me a story*.",
                  "Hi! What would you like to know about minichat and its engine?"), ("hello|hi",)),
@@ -198,76 +138,11 @@ _FITTING = {
 }  # fmt: skip
 FITTING = {room: pictures.split() for room, pictures in _FITTING.items()}
 CHEERFUL = ("greetings", "thanks", "praise", "laughter", "assent")  # where emoji of joy fit, too
-NEWS = {  # asks for nothing; the last two of each are held out
-    "joy": (
-        "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our team|My school] [won|just won][ today| the game| the cup|||]",
-        "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
-        "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
-        "I was accepted at [the conservatory|music school|art school|the academy|my dream school]", "[Our|My] [bakery|shop|restaurant|studio|little store] [just opened its doors|opens today|is open at last|has its first customers]",
-        "[They|The jury|The school] [accepted|picked|chose|took] [me|us|my song|my design]", "I got [a place|a spot|a role|a scholarship|an internship][ at the academy| in the play| in the choir|]", "[My|Our] [audition|concert|exhibition|recital|first show|talk] [went well|was a success|was a hit|went great|sold out]",
-        "[My offer|My application|My paper|Our visa|Our plan] was [accepted|approved|granted]", "[We|I] found [a new home|a flat|a house by the lake|my lost ring|our cat again]", "[The doctor says|The results say] [I am healthy|it is nothing bad|all is fine|I am cured]", "[My grandma|My dad|My little brother] is [back home|healthy again|out of hospital|coming to visit]",
-        "[My first customer|My first sale|First snow|My first goal][ today| this morning|]", "[We|They|My parents] [planned a surprise for me|came all the way to see me|gave me a guitar|are so proud of me]", "[Our|The] [crowdfunding|petition|fundraiser|project] [reached its goal|made it|worked out]",
-        "My debut album climbed to number three", "The adoption agency sent us a yes",
-        "[My|Our] [debut album|first single|new song|podcast|novel|video|app] [climbed to|reached|is at|shot up to|made it to] [number three|number one|the top ten|a million plays]",
-        "The [adoption agency|school|clinic|embassy|landlord|university|publisher|bank] [sent us a yes|said yes to us|gave us the green light|wrote that we are in|called, and it's a yes]",
-        "[Our baby|Our little girl|The foal|My nephew] [arrived|is here|was born] [last night|at dawn|today|, healthy and loud]",
-        "[My|Our] [tomatoes|roses|sunflowers|bees] [made it through the winter|are a success|won a ribbon|thrive]",
-        "[I|We] [reached the summit|climbed the mountain|crossed the finish line|swam a whole mile|ran ten miles without a break]",
-        "[My|Our] [loan|debt|mortgage] is [paid off|history|gone][ today| at last|]",
-        "[My|Her|Dad's] [scan|biopsy|test|checkup] [came back clean|is fine|shows nothing bad|was good]",
-        "[Grandpa|Mom|My best friend|My brother] [woke up from the coma|beat cancer|came out of surgery well|walks again|called after years]",
-        "[The boss|My teacher|The director|My coach] [praised me|made me team lead|picked me for the lead role|gave me a bonus]",
-        "I [graduated|got my license|got my diploma|became a citizen|became an aunt|became a dad][ today| this week| at last|]",
-        "[We|They] [got married|said I do|eloped|tied the knot] [today|on the beach|last Saturday|at last]",
-        "[My|Our] [house|flat|studio|boat] is [finished|ours now|sold at last|paid for]",
-        "After [ten years|three tries|months of work|a long wait] [I made it|we are parents|it works|they hired me|I can swim]",
-        "[The snow|The sun|Spring|My favorite band] is [here|back|in town][ at last||]",
-        "[My dog|My cat|Our parrot|My horse] [came back|is well again|won the show|learned a trick|had five healthy babies]",
-        "[I|We] [beat|outplayed|finally beat] [my dad at chess|the champions|last year's winners|the computer]",
-        "[The concert|The premiere|My speech|The dinner|The wedding] [was magic|went better than I hoped|got a standing ovation|was a dream]",
-        "[My daughter|My son|My nephew] [said a first word|rode a bike alone|got into medical school|scored twice]",
-        "[I|We] [saved enough for|booked|leave for] [the trip of my life|Japan|a year off|the islands]",
-        "[No more|That was the last of the] [chemo|exams|braces|night shifts][, I am free|, hooray|, finally|]",
-        "[My crush|The girl next door|He|She] [likes me too|asked me out|held my hand|kissed me]",
-        "[The doctors|The judge|The court|The vet] [gave us good news|decided for us|let her go home]",
-        "[I found out|We just heard|I just learned] that [we are having twins|I am going to be an uncle|I got the grant|my visa is here]",
-        "[My first day at my dream job|My first own apartment|My personal best], [and I love it|it feels great|what a feeling]",
-        "The ministry promoted me to curator", "Our rescue kitten purred for the first time",
-    ),
-    "sorrow": (
-        "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our team|My school] [lost|just lost][ today| the game| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|said no]", "[Nobody|No one] came to my [party|birthday|concert]",
-        "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|didn't get the job|missed my flight|have to move|got fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
-        "[sigh|oh no|ugh|noooo|sniff]", "The [landlord|bank|school|embassy|owner] [refused|rejected|turned down|denied] [my application|our offer|my request|my visa|the loan]", "[My|Our] [audition|violin audition|concert|interview|recital|first date|party|talk] was [a disaster|a flop|awful|a mess|ruined]",
-        "My [bike|phone|car|guitar|wallet] was stolen[ today| last night| again|]", "[My|Our] [flight|trip|wedding|vacation|holiday] [was canceled|fell through|is off]", "My [grandpa|grandmother|aunt|old teacher] [passed away|died last night|is very ill]", "I [was not picked|didn't make the team|came last|was left out][ again| today|]",
-        "[My|Our] [shop|bakery|band|club] [has to close|closed for good|broke up|is bankrupt]", "[They|My friends|The others] [forgot my birthday|left without me|laughed at me|did not invite me]", "My [best friend|sister|roommate] [moved away|won't talk to me|is mad at me|lied to me]", "[My|Our] [application|request|appeal|visa] was [refused|denied|rejected|turned down][ again|]",
-        "[The vet|The doctor] had [bad news|no good news][ for me| for us|]", "[I|We] [burned the cake|ruined the dinner|missed the concert|lost the keys to the new house|forgot her birthday]",
-        "My suitcase went astray and the honeymoon is spoiled", "The referee robbed us of the trophy",
-        "[My|Our] [suitcase|luggage|backpack|stroller] [went astray|got lost|never arrived|is in the wrong city][, and the honeymoon is spoiled|, so the holiday is ruined|, and my wedding dress is in it|]",
-        "[The honeymoon|Our holiday|The cruise|My weekend|The wedding] [is spoiled|fell into the water|is ruined|was one long rain|ended in a quarrel]",
-        "[The referee|The judge|The jury|A bad call] [robbed us of|cost us|took away] [the trophy|the title|the win|the medal|the cup]",
-        "[We|They|My boys] [were relegated|dropped out of the league|missed the final by one point|gave away the lead in the last minute]",
-        "[My|Our] [boat|car|roof|garage|cellar] [sank|was smashed|was flooded|has a big dent|fell apart] [last night|in the storm|and we have no insurance|]",
-        "[Frost|The storm|Mice|Moths|The flood] [took|ruined|destroyed] [our harvest|my best coat|the garden|my books|the tree I planted]",
-        "[The publisher|The gallery|The bakery|The band|The team] [does not want me|picked somebody else|sent me home|took another one]",
-        "[I|We] [dropped|broke|lost|cracked] [my grandma's vase|my new phone|the wedding ring|the only key|the hard disk with all photos]",
-        "[My|Our] [parents|neighbors|best friends] [are getting divorced|move away|don't speak any more|split up]",
-        "[My|The] [dog|cat|horse|parrot|rabbit] [has to be put down|is blind now|did not make it|limps|was run over]",
-        "[I|My sister|My son] [was bullied|got cheated on|was fired by email|was stood up|didn't get into school]",
-        "[Nobody|Not one friend|No one] [called|wrote|remembered|showed up] [on my birthday|at my show|for dinner|when I was ill]",
-        "[All my savings|The deposit|The money for the trip] [is gone|went to a scammer|was stolen]",
-        "[My|Our] [server|startup|project|experiment|show] [failed|was shut down|got canceled|died after two years]",
-        "[The scan|The test|My report|My grade] [was bad|is worse than I hoped|was a shock]",
-        "[I have to|I must] [give up|sell|leave] [my horse|my piano|our house|football|my studio][, it breaks my heart| because of money| after twenty years|]",
-        "[The rent|The bill|The repair|My fine] is [twice as high|more than I have|a disaster][ this month|]",
-        "My first [date|tour|marathon|exam] was [a catastrophe|a total failure|rained out|over after five minutes]",
-        "[He|She|My ex] [married somebody else|took the dog|blocked me|forgot our day|lied about everything]",
-        "My [flight|ferry|train|bus] [was canceled|left without me|broke down], [and I miss the funeral|so I can't see my kids|and I sit here alone]",
-        "[Grandma|My uncle|My old coach|My mentor] [does not know me any more|had to go to a home|is fading|was buried today]",
-        "[I|We] [worked for a year|trained for months|waited for weeks|hoped so much], [and all for nothing|and they said no|and now it's off]",
-        "[My hair|My cake|My essay|The photo|The sweater I knitted] is [ruined|a mess|gone|ugly][ and I could cry| and the party is today|]",
-        "Hail flattened our vineyard", "The airline mislaid my cello",
-    ),
-}  # fmt: skip
+_TEXT = tomllib.loads((TEXT / "manners.toml").read_text(encoding="utf-8"))
+FAMILIES = {room: tuple(patterns) for room, patterns in _TEXT["families"].items()}
+NEWS = {
+    room: {side: tuple(lines) for side, lines in sides.items()} for room, sides in _TEXT["news"].items()
+}  # good and bad news that ask for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +206,7 @@ def alone(rng: Random, held_out: bool) -> tuple[str, str]:
 
 def news(rng: Random, room: str, held_out: bool) -> str:
     """Good or bad news, mostly with fitting emoji."""
-    text = any_of(rng, NEWS[room][-2:] if held_out else NEWS[room][:-2])
+    text = any_of(rng, NEWS[room]["test" if held_out else "train"])
     text += rng.choice(("", "", "!", "!!", "."))
     text = text if held_out else roughly(rng, text, slips=0.03)
     return pictured(rng, text, FITTING[room]) if rng.random() < 0.75 else text
