@@ -23,7 +23,7 @@ _PHRASES = {
         |Hello minichat|Hi minichat|Hello, anyone there|Hello you|Hi again|Hello again|Hey you|Morning|Evening|Hello friend|Hi my friend
         |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
         |Hi everyone|Good morning to you|Hey hey|Hello my friend|Hey, good to see you|Hi once more|Good to see you|Hello hello|A good day to you|Hello to you|Hi, nice to see you|Hey, I am back|Hello, I am back|Hi, me again|Hello, nice to see you|Good afternoon to you|Hello there, friend
-        |Hi, good to have you here|Hello, are you awake|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, lovely morning out there|A hearty hello""",
+        |Hi, good to have you here|Hello, sleepyhead|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, lovely morning out there|A hearty hello""",
     "thanks": """I am in your debt|I am deeply in your debt|I am very thankful|I am so thankful|I am thankful|I am really thankful|I am very grateful|I am so grateful to you|I owe you thanks|I owe you one|I am full of thanks|I can only thank you|My sincere thanks|tysm|ty so much|thanks bro|thanks dude|thnx|thank u|thank u so much|thanx|ta|tyvm|thx a lot|cool thx|thanks buddy|great thx|thx for that|
         Thanks, that is what I wanted|Thank you, I have learned something|Thanks, I learned a lot|
         Thank you, that was good|I want to thank you|Let me thank you|Thanks for telling me|Thanks, that is it|
@@ -48,7 +48,7 @@ _PHRASES = {
         |Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|I am leaving now
         |Take care|Until tomorrow|See you tomorrow|See you soon|I must go|I need to go now|Got to go|I am off|I am going home|Farewell|So long|Ciao
         |Until next time|Bye for now|Goodbye for now|Have a nice day|Have a good evening|Sleep well|Bye, thanks|Ok bye|I am done for today|Later
-        |I am leaving|I will be back|Talk later|I have to leave|See you around|Bye then|Bye, see you|I go now|Time to go|I have to stop now|Good night, sleep well|Goodbye, my friend|That was all, bye|See you next week|I will go now|I will leave now|Let us stop here|See you next time|Goodbye then|I have to sleep|Bye, until later|Good night then
+        |I am leaving|I will be back|Talk later|I have to leave you now|See you around|Bye then|Bye, see you|I go now|Time to go|I have to stop now|Good night, sleep well|Goodbye, my friend|That was all, bye|See you next week|I will go now|I will leave now|Let us stop here|See you next time|Goodbye then|I have to sleep|Bye, until later|Good night then
         |Good night, model|I am done, bye|That is it, goodbye|Bye, have a nice day|Have a good night|I will be off now|Goodbye, see you soon|So, bye""",
     "feelings": """Are you happy with your day|How is the mood|Is your day good|How do you feel now|Are you feeling fine|
         Are you feeling good|Did you have a good day|Have you had a good day|How did you sleep|Hi there, how are you|
@@ -93,7 +93,7 @@ _PHRASES = {
         Yes, that is it|That is it|Ok, let me think|Let me see|
         Ok, I get it|I get it|Very good then|Ok, next|Sure thing|Yes, sure|Ok, fine|Right, I see|All right|Alright then|Yes, I understand|So be it|Fair enough|Indeed|True|Ok thanks, no|Yes, good|Good, ok|I know|I guess|Sounds good|As you say|Okay, I see|Oh well|Oh ok
         |Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe|Yeah|Yep|Of course|Ok cool|Oh|Oh I see
-        |I understand|Clear|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear|Good|Agreed|I agree|Yes please|Yes I see|Okay then|Right then|Ok I see|Fine by me|Fine with me|That is fine|That is ok|Ok with me|Good, go on|Yes, ok|Okay, good|Right, ok
+        |I understand|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear|Good|Agreed|I agree|Yes please|Yes I see|Okay then|Right then|Ok I see|Fine by me|Fine with me|That is fine|That is ok|Ok with me|Good, go on|Yes, ok|Okay, good|Right, ok
         |Yes, I see|Ok, clear|Good, I understand|Okay, thanks for now|Right, ok then|Fine, thank you|I see now|All right, good""",
     "sorrow": """I feel down|I am down today|I'm not happy|I am not happy|I feel lonely|I feel sick|I feel stressed|
         My day was terrible|I had a terrible day|Today was bad|Today is a bad day|I am worried|I'm worried|

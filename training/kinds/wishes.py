@@ -85,7 +85,7 @@ MODELS = (
 )  # fmt: skip
 MODEL_WAYS = (
     "load {s}", "use {s}", "run {s}", "switch to {s}", "change to {s}", "open {s}", "take {s}", "download {s}", "get {s}", "fetch {s}", "start {s}", "try {s}", "I want {s}",
-    "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?", "can I run {s}?",
+    "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?",
     "can I use {s} here?", "change the model to {s}", "set the model to {s}", "model {s}", "install {s}", "I need {s}", "I would rather have {s}", "let me use {s}",
     "[put|use|get|load|run|have|bring in|start|take] {s} [instead of you|in your place|as your replacement|for this chat|instead]", "[could|can|may|would] {s} [answer|reply|talk|take over|write|do this] [from here on|from now on|instead|now|instead of you]?",
     "[I want|I'd like|I would like|I prefer] [to talk to|to use|to ask|to have|to run|to try] {s}[ instead| here| now|]", "[exchange|swap|trade] [yourself|this model] for {s}", "[is there a way|how do I manage|what do I do] to [load|use|run|get] {s}?",
