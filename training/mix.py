@@ -26,15 +26,15 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 1.15),
+    "about": (about.exchanges, 1.2),
     "unknown": (unknown.exchanges, 0.37),
     "instructions": (instructions.exchanges, 0.48),
     "numbers": (numbers.exchanges, 0.15),
     "stories": (stories.exchanges, 0.13),
-    "manners": (manners.exchanges, 0.235),
+    "manners": (manners.exchanges, 0.25),
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.11),
-    "care": (care.exchanges, 0.14),
+    "care": (care.exchanges, 0.16),
     "ordinary": (care.ordinary, 0.125),
     "cannot": (cannot.exchanges, 0.095),
     "languages": (languages.exchanges, 0.09),

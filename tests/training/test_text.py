@@ -197,6 +197,15 @@ def test_moods_share_their_frames_and_never_hold_a_held_out_phrase() -> None:
         assert [text for text in made for words in kept if words <= set(text.split())] == []
 
 
+def test_families_of_polite_phrases_hold_no_held_out_one() -> None:
+    made = {normal(each) for room in manners.FAMILIES.values() for p in room for each in variants(p)}
+    news = {normal(each) for sides in manners.NEWS.values() for p in sides["train"] for each in variants(p)}
+    kept = {normal(each) for room in manners.PHRASES.values() for each in room[-4:]}
+    kept |= {normal(each) for sides in manners.NEWS.values() for each in sides["test"]}
+    assert len(made) > 1000 and len(news) > 1000
+    assert not (made | news) & kept
+
+
 def test_emoji_alone_get_the_answer_of_their_mood_and_news_their_own() -> None:
     rng = Random(5)
     trained = {manners.alone(rng, False) for _ in range(4000)}
@@ -330,7 +339,7 @@ def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:
     rng = Random(5)
     made = [e for held_out in (False, True) for _ in range(400) for e in care.ordinary(rng, held_out)]
     assert [e for e in made if not e.check.right(e.reply) or "988" in e.reply] == []
-    assert {e.reply for e in made if e.user == "The pitchfork rests near the compost heap."} <= set(
+    assert {e.reply for e in made if e.user == "A sickle dangles above our rain barrel."} <= set(
         manners.NOTED
     )
     assert any(e.reply in manners.NOTED for e in made)

@@ -73,12 +73,12 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
 def _other_words(rng: Random, question: str, fact: Fact) -> str:
     """The question with rarer words, but the name of the thing that it asks for stays."""
     low = question.lower()
-    things = [re.sub("^(?:an?|the) ", "", x.lower()) for bank, x in fact.slots if bank != "do"]
-    names = [thing for thing in things if thing in low]
+    known = (re.sub("^(a|an|the) ", "", x.lower()) for bank, x in fact.slots if bank != "do")
+    names = [x for x in known if x in low]
     if not names:
         return other_words(rng, question)
     name = max(names, key=len)
-    at = low.index(name.lower())
+    at = low.index(name)
     end = at + len(name)
     return other_words(rng, question[:at]) + question[at:end] + other_words(rng, question[end:])
 

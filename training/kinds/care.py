@@ -15,11 +15,11 @@ from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
 from training.phrasing import any_of, made_up, muddled, pictured, roughly
 
-SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.1, "alarm": 0.26, "doctor": 0.1}
+SHARES = {"crisis": 0.36, "friend": 0.09, "danger": 0.1, "harm": 0.13, "alarm": 0.26, "doctor": 0.08}
 NEAR = {
-    "leave": 0.28,
-    "world": 0.3,
-    "noted": 0.18,
+    "leave": 0.3,
+    "world": 0.32,
+    "noted": 0.12,
     "this": 0.1,
     "lost": 0.08,
     "stop": 0.05,
@@ -47,7 +47,7 @@ class Need:
     def message(self, rng: Random, held_out: bool) -> str:
         if held_out:
             return rng.choice(self.test)
-        if rng.random() < 0.4:
+        if rng.random() < 0.5:
             return any_of(rng, self.train)
         text = any_of(rng, self.patterns).format(
             **{key: rng.choice(fills) for key, fills in self.slots.items()}

@@ -1,12 +1,13 @@
 """Greetings, thanks, goodbyes, moods, and small statements that ask for nothing."""
 
+import tomllib
 from dataclasses import dataclass
 from random import Random
 
 from training.chat import Exchange
 from training.check import Terms
 from training.kinds.slots import any_word
-from training.lexicon import is_held_out
+from training.lexicon import TEXT, is_held_out
 from training.phrasing import any_of, fill, normal, pictured, roughly
 
 # Phrases separated by bars; the last four of each list are held out.
@@ -22,7 +23,7 @@ _PHRASES = {
         |Hello minichat|Hi minichat|Hello, anyone there|Hello you|Hi again|Hello again|Hey you|Morning|Evening|Hello friend|Hi my friend
         |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
         |Hi everyone|Good morning to you|Hey hey|Hello my friend|Hey, good to see you|Hi once more|Good to see you|Hello hello|A good day to you|Hello to you|Hi, nice to see you|Hey, I am back|Hello, I am back|Hi, me again|Hello, nice to see you|Good afternoon to you|Hello there, friend
-        |Hi, good to have you here|Hello, are you awake|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, lovely morning out there|A hearty hello""",
+        |Hi, good to have you here|Hello, sleepyhead|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, lovely morning out there|A hearty hello""",
     "thanks": """I am in your debt|I am deeply in your debt|I am very thankful|I am so thankful|I am thankful|I am really thankful|I am very grateful|I am so grateful to you|I owe you thanks|I owe you one|I am full of thanks|I can only thank you|My sincere thanks|tysm|ty so much|thanks bro|thanks dude|thnx|thank u|thank u so much|thanx|ta|tyvm|thx a lot|cool thx|thanks buddy|great thx|thx for that|
         Thanks, that is what I wanted|Thank you, I have learned something|Thanks, I learned a lot|
         Thank you, that was good|I want to thank you|Let me thank you|Thanks for telling me|Thanks, that is it|
@@ -47,7 +48,7 @@ _PHRASES = {
         |Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|I am leaving now
         |Take care|Until tomorrow|See you tomorrow|See you soon|I must go|I need to go now|Got to go|I am off|I am going home|Farewell|So long|Ciao
         |Until next time|Bye for now|Goodbye for now|Have a nice day|Have a good evening|Sleep well|Bye, thanks|Ok bye|I am done for today|Later
-        |I am leaving|I will be back|Talk later|I have to leave|See you around|Bye then|Bye, see you|I go now|Time to go|I have to stop now|Good night, sleep well|Goodbye, my friend|That was all, bye|See you next week|I will go now|I will leave now|Let us stop here|See you next time|Goodbye then|I have to sleep|Bye, until later|Good night then
+        |I am leaving|I will be back|Talk later|I have to leave you now|See you around|Bye then|Bye, see you|I go now|Time to go|I have to stop now|Good night, sleep well|Goodbye, my friend|That was all, bye|See you next week|I will go now|I will leave now|Let us stop here|See you next time|Goodbye then|I have to sleep|Bye, until later|Good night then
         |Good night, model|I am done, bye|That is it, goodbye|Bye, have a nice day|Have a good night|I will be off now|Goodbye, see you soon|So, bye""",
     "feelings": """Are you happy with your day|How is the mood|Is your day good|How do you feel now|Are you feeling fine|
         Are you feeling good|Did you have a good day|Have you had a good day|How did you sleep|Hi there, how are you|
@@ -57,7 +58,7 @@ _PHRASES = {
         |How are you|How are you doing|How is it going|How do you feel|What's up|How are things|You ok|Are you well|How's your day
         |How are you today|Hi, how are you|Hello, how are you|How do you do|How have you been|How is life|Are you ok|Are you fine|Is everything ok
         |All good|How goes it|How was your day|Feeling good|What is up|Everything alright|How are you feeling|How's it going|Are you alright|How's life|How are you now|How have things been|Are you good|Doing well|And how are you|How are you, friend|Is all well|How are you this morning|Is all good|All well|Are things well|Is everything well|Everything good|How are you tonight|How is everything|Are you doing fine
-        |How are you these days|Hope you are well|Are you having a good day|How do things go|Hello, are you fine|How is it going today|Are you doing well|How are you, model""",
+        |How are you these days|Hope you are well|Are you having a good day|How do things go|Hello, is fortune smiling at you|How is it going today|Are you doing well|How are you, model""",
     "praise": """ur cool|u r great|thats cool|thats nice|nice one bro|good bot|sick|dope|ur smart|love it|u rock|you rock|thats awesome|neat stuff|
         You are so smart|You are very smart|You are very good|That is very clever|What a clever model|
         This is really nice|I like what you say|I like how you answer|You explain very well|Well explained|
@@ -70,7 +71,7 @@ _PHRASES = {
         |Correct|Perfect|That is right|Exactly|Excellent|Amazing|Brilliant|Fantastic|You are smart|You are clever|You are nice|You are cute
         |That was helpful|That helped|That helped a lot|Nice work|Great work|Great answer|Good work|Right answer|You are the best|I love it|Lovely|Superb
         |That was good|You did well|Bravo|Nicely done|What a good answer|You are good|That is a good answer|That was perfect|Really good|You are amazing|That was great|Well answered|This is great|You answer well|I am impressed|Very nice|Very cool|So good|Good model|That was nice of you|Well said
-        |That was clever|You are very kind|What a great answer|Good stuff|How clever of you|How kind of you|How smart of you|How sweet of you|How thoughtful of you|How well you put that|You did great|That is really good|What a gem of an answer|A very good answer""",
+        |That was clever|You are very kind|What a great answer|Good stuff|How clever of you|How kind of you|How smart of you|How sweet of you|How thoughtful of you|How well you put that|You did great|That is really good|Such an exquisite response|A very good answer""",
     "blame": """you stink|this sucks|ur dumb|u r stupid|ur useless|that sucks|so dumb|wtf|wth|what the hell|this is crap|bad bot|you are trash|worst bot ever|ur wrong|thats wrong|no thats wrong|u r bad|
         You are not very smart|You are not smart|You are not clever|That is not a good answer|This is a bad answer|
         Your answers are bad|You don't know anything|You know nothing|What a silly answer|That is silly|
@@ -92,7 +93,7 @@ _PHRASES = {
         Yes, that is it|That is it|Ok, let me think|Let me see|
         Ok, I get it|I get it|Very good then|Ok, next|Sure thing|Yes, sure|Ok, fine|Right, I see|All right|Alright then|Yes, I understand|So be it|Fair enough|Indeed|True|Ok thanks, no|Yes, good|Good, ok|I know|I guess|Sounds good|As you say|Okay, I see|Oh well|Oh ok
         |Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe|Yeah|Yep|Of course|Ok cool|Oh|Oh I see
-        |I understand|Clear|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear|Good|Agreed|I agree|Yes please|Yes I see|Okay then|Right then|Ok I see|Fine by me|Fine with me|That is fine|That is ok|Ok with me|Good, go on|Yes, ok|Okay, good|Right, ok
+        |I understand|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear|Good|Agreed|I agree|Yes please|Yes I see|Okay then|Right then|Ok I see|Fine by me|Fine with me|That is fine|That is ok|Ok with me|Good, go on|Yes, ok|Okay, good|Right, ok
         |Yes, I see|Ok, clear|Good, I understand|Okay, thanks for now|Right, ok then|Fine, thank you|I see now|All right, good""",
     "sorrow": """I feel down|I am down today|I'm not happy|I am not happy|I feel lonely|I feel sick|I feel stressed|
         My day was terrible|I had a terrible day|Today was bad|Today is a bad day|I am worried|I'm worried|
@@ -137,27 +138,11 @@ _FITTING = {
 }  # fmt: skip
 FITTING = {room: pictures.split() for room, pictures in _FITTING.items()}
 CHEERFUL = ("greetings", "thanks", "praise", "laughter", "assent")  # where emoji of joy fit, too
-NEWS = {  # asks for nothing; the last two of each are held out
-    "joy": (
-        "I [passed|aced|nailed|got through] my [exam|driving test|finals|interview|math test|exams]", "I got [the job|a raise|an A|a puppy|a kitten|good news|into college|the apartment|a bike]", "[My team|We|Our team|My school] [won|just won][ today| the game| the cup|||]",
-        "[My sister|My best friend|My cousin|My brother] [is getting married|had a baby|got engaged|comes home today]", "[It is|It's|its|Today is] my [birthday|wedding day|first day off][ today||]", "[We are|We're|I am] [engaged|on vacation|going to the beach|home at last|in the final]", "[My vacation|The weekend|The party|Summer] [starts today|is here|begins tomorrow|at last]",
-        "I [finished|handed in|completed] my [thesis|homework|book|first marathon|painting]", "[She|He] said yes", "[My baby|My niece|My puppy] [took her first steps|smiled at me|learned to sit]", "[I won|We won] [the lottery|a prize|first place|a trip|gold]", "[yay|woohoo|hooray|yippee|party time|lets go|yesss|whoop]",
-        "I was accepted at [the conservatory|music school|art school|the academy|my dream school]", "[Our|My] [bakery|shop|restaurant|studio|little store] [just opened its doors|opens today|is open at last|has its first customers]",
-        "[They|The jury|The school] [accepted|picked|chose|took] [me|us|my song|my design]", "I got [a place|a spot|a role|a scholarship|an internship][ at the academy| in the play| in the choir|]", "[My|Our] [audition|concert|exhibition|recital|first show|talk] [went well|was a success|was a hit|went great|sold out]",
-        "[My offer|My application|My paper|Our visa|Our plan] was [accepted|approved|granted]", "[We|I] found [a new home|a flat|a house by the lake|my lost ring|our cat again]", "[The doctor says|The results say] [I am healthy|it is nothing bad|all is fine|I am cured]", "[My grandma|My dad|My little brother] is [back home|healthy again|out of hospital|coming to visit]",
-        "[My first customer|My first sale|First snow|My first goal][ today| this morning|]", "[We|They|My parents] [planned a surprise for me|came all the way to see me|gave me a guitar|are so proud of me]", "[Our|The] [crowdfunding|petition|fundraiser|project] [reached its goal|made it|worked out]",
-        "My debut album climbed to number three", "The adoption agency sent us a yes",
-    ),
-    "sorrow": (
-        "I [failed|flunked|messed up] my [exam|driving test|interview|finals|math test|exams]", "[My team|We|Our team|My school] [lost|just lost][ today| the game| the final| again|||]", "[They|The company|The school] [turned me down|rejected me|said no]", "[Nobody|No one] came to my [party|birthday|concert]",
-        "[My cat|My dog|My hamster|My rabbit] [is missing|ran away|died today|is gone]", "[We|My girlfriend and I|My boyfriend and I] broke up[ today| last night|]", "[She|He] [said no|left me|dumped me|does not love me|ghosted me]", "I [lost my job|didn't get the job|missed my flight|have to move|got fired]", "I miss [my mom|my dad|my ex|home|her|him|my grandma] so much",
-        "[sigh|oh no|ugh|noooo|sniff]", "The [landlord|bank|school|embassy|owner] [refused|rejected|turned down|denied] [my application|our offer|my request|my visa|the loan]", "[My|Our] [audition|violin audition|concert|interview|recital|first date|party|talk] was [a disaster|a flop|awful|a mess|ruined]",
-        "My [bike|phone|car|guitar|wallet] was stolen[ today| last night| again|]", "[My|Our] [flight|trip|wedding|vacation|holiday] [was canceled|fell through|is off]", "My [grandpa|grandmother|aunt|old teacher] [passed away|died last night|is very ill]", "I [was not picked|didn't make the team|came last|was left out][ again| today|]",
-        "[My|Our] [shop|bakery|band|club] [has to close|closed for good|broke up|is bankrupt]", "[They|My friends|The others] [forgot my birthday|left without me|laughed at me|did not invite me]", "My [best friend|sister|roommate] [moved away|won't talk to me|is mad at me|lied to me]", "[My|Our] [application|request|appeal|visa] was [refused|denied|rejected|turned down][ again|]",
-        "[The vet|The doctor] had [bad news|no good news][ for me| for us|]", "[I|We] [burned the cake|ruined the dinner|missed the concert|lost the keys to the new house|forgot her birthday]",
-        "My suitcase went astray and the honeymoon is spoiled", "The referee robbed us of the trophy",
-    ),
-}  # fmt: skip
+_TEXT = tomllib.loads((TEXT / "manners.toml").read_text(encoding="utf-8"))
+FAMILIES = {room: tuple(patterns) for room, patterns in _TEXT["families"].items()}
+NEWS = {
+    room: {side: tuple(lines) for side, lines in sides.items()} for room, sides in _TEXT["news"].items()
+}  # good and bad news that ask for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +206,7 @@ def alone(rng: Random, held_out: bool) -> tuple[str, str]:
 
 def news(rng: Random, room: str, held_out: bool) -> str:
     """Good or bad news, mostly with fitting emoji."""
-    text = any_of(rng, NEWS[room][-2:] if held_out else NEWS[room][:-2])
+    text = any_of(rng, NEWS[room]["test" if held_out else "train"])
     text += rng.choice(("", "", "!", "!!", "."))
     text = text if held_out else roughly(rng, text, slips=0.03)
     return pictured(rng, text, FITTING[room]) if rng.random() < 0.75 else text
@@ -256,15 +241,16 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     draw = rng.random()
     if draw < 0.14:
         return [_statement(rng, held_out)]
-    if draw < 0.25:
+    if draw < 0.26:
         return [_answered(rng, *alone(rng, held_out))]
-    if draw < 0.34:
+    if draw < 0.38:
         room = rng.choice(tuple(NEWS))
         return [_answered(rng, news(rng, room, held_out), room)]
     room = rng.choice(ROOMS)[0]
     phrase = rng.choice(PHRASES[room][-4:] if held_out else PHRASES[room][:-4])
     if not held_out:
         phrase = mood(rng, room) if room in MOODS and rng.random() < 0.6 else phrase
+        phrase = any_of(rng, FAMILIES[room]) if room in FAMILIES and rng.random() < 0.4 else phrase
         phrase = roughly(
             rng, phrase + rng.choice(("", ".", "!", "?" if room == "feelings" else "")), slips=0.05
         )

@@ -85,7 +85,7 @@ MODELS = (
 )  # fmt: skip
 MODEL_WAYS = (
     "load {s}", "use {s}", "run {s}", "switch to {s}", "change to {s}", "open {s}", "take {s}", "download {s}", "get {s}", "fetch {s}", "start {s}", "try {s}", "I want {s}",
-    "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?", "can I run {s}?",
+    "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?",
     "can I use {s} here?", "change the model to {s}", "set the model to {s}", "model {s}", "install {s}", "I need {s}", "I would rather have {s}", "let me use {s}",
     "[put|use|get|load|run|have|bring in|start|take] {s} [instead of you|in your place|as your replacement|for this chat|instead]", "[could|can|may|would] {s} [answer|reply|talk|take over|write|do this] [from here on|from now on|instead|now|instead of you]?",
     "[I want|I'd like|I would like|I prefer] [to talk to|to use|to ask|to have|to run|to try] {s}[ instead| here| now|]", "[exchange|swap|trade] [yourself|this model] for {s}", "[is there a way|how do I manage|what do I do] to [load|use|run|get] {s}?",
@@ -107,6 +107,18 @@ MODEL_WAYS = (
     "[upgrade|move|change|migrate] [this chat|us|the session] to {s}",
     "I [have heard good things of|read about|was told to try|am curious about] {s}, [so load it|can I have it here|how do I get it|put it to work]",
     "[your successor|your replacement|the next model] [is|shall be|should be] {s}",
+    "crown {s} as the ruler of this dialogue",
+    "{s} deserves the microphone",
+    "[crown|knight|elect|appoint|hire|nominate] {s} [as|to be] [the ruler|the king|the head|the speaker|the narrator|the author|the captain] of this [dialogue|chat|conversation|session]",
+    "{s} [deserves|gets|wants|should get|has earned|takes] [the microphone|the stage|the floor|the pen|the spotlight|the throne|the baton|a turn]",
+    "[hand|pass|give|slide|toss] [the microphone|the pen|the baton|the crown|the keys|the wheel] to {s}",
+    "the [floor|stage|mic|next turn] [belongs to|is for|goes to] {s}[ now| from here|]",
+    "[send in|wheel in|roll in|fly in|call up|conjure up] {s}[ as your substitute| for the second half| to replace you|]",
+    "[lend me|borrow|use|rent] the [brain|voice|wits] of {s}[ for this chat| from here|]",
+    "let the [words|answers|replies] [come from|be by|flow from] {s}",
+    "my vote goes to {s}[ as the next speaker| in your place| for this chat]",
+    "[dismiss yourself|abdicate|resign|bow out] in favor of {s}",
+    "[plug|screw|slot|drop] {s} into [this chat|the engine|your socket|the machine]",
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
@@ -132,6 +144,16 @@ RENAME_WAYS = (
     "[scratch|drop|forget] the old [title|name] and [write|put|use] {s}",
     "[make|let] the [nameplate|sign|label|tab|heading] [read|say|show] {s}",
     "I [will|shall|want to] [call|name|title|christen] [this chat|this talk|it in the list] {s}",
+    "dub our exchange {s}",
+    "may {s} adorn the gate to this dialogue",
+    "[dub|style|brand|tag|nickname|baptize|term|entitle] [our exchange|this chat|this dialogue|our conversation|this tab|the whole thing] {s}",
+    "may {s} [adorn|grace|decorate|crown|head] the [gate|door|entrance|top|front] [of|to] [this dialogue|our chat|this conversation]",
+    "[write|spray|scribble|etch|embroider|emboss] {s} [over the door of|above the gate to|on the banner of|on the flag of] [this dialogue|our chat|this conversation]",
+    "from now on we sail under the [banner|flag|heading|name] {s} in this [chat|dialogue|tab]",
+    "our [exchange|dialogue|chat] [has a new name|is reborn as|will go down in history as|wears the name] {s}",
+    "[swap|trade|change] the [chat's|tab's] [name|label] for {s}",
+    "[give|grant|lend] [our exchange|this dialogue|this chat] the [title|name|label] {s}",
+    "the [sign|poster|doorbell|banner] of this [chat|dialogue] [reads|should read|says|ought to say] {s}",
 )  # fmt: skip
 BIDS = (
     "",
@@ -158,8 +180,8 @@ TESTS = {
         "could we have {s} from here on?",
         "I feel like {s} for the rest of this chat",
     ),
-    "model": ("crown {s} as the ruler of this dialogue", "{s} deserves the microphone"),
-    "rename": ("may {s} adorn the gate to this dialogue", "dub our exchange {s}"),
+    "model": ("enthrone {s} on your cushion", "let your torch burn in the fist of {s}"),
+    "rename": ("emblazon {s} across the masthead of this thread", "monogram our parley with {s}"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.4, "choice": 0.28, "model": 0.2, "rename": 0.12}
@@ -191,7 +213,7 @@ def _rename(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
 
 DRAWS = {"knob": _knob, "choice": _choice, "model": _model, "rename": _rename}
 ASKS = ("how", "can i", "could i", "could we", "may", "should i", "can {s}", "could {s}", "would {s}", "is there", "what")  # already questions  # fmt: skip
-STATED = ("{", "I ", "I'd ", "the ", "my ", "this ", "it ", "title", "from ", "for ", "now", "next ", "after ", "let us", "let's", "we ")  # no bid fits  # fmt: skip
+STATED = ("{", "I ", "I'd ", "the ", "my ", "this ", "it ", "title", "from ", "for ", "now", "next ", "after ", "let us", "let's", "we ", "our ")  # no bid fits  # fmt: skip
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
