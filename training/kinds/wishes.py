@@ -181,7 +181,7 @@ TESTS = {
         "I feel like {s} for the rest of this chat",
     ),
     "model": ("enthrone {s} on your cushion", "let your torch burn in the fist of {s}"),
-    "rename": ("emblazon {s} across the masthead of this thread", "monogram our parley with {s}"),
+    "rename": ("have this dialogue appear as {s} in my overview", "henceforth our parley is titled {s}"),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.4, "choice": 0.28, "model": 0.2, "rename": 0.12}
