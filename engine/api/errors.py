@@ -12,6 +12,11 @@ MORE_CONTEXT: dict[ContextBound, str] = {
     "max_context": "raise max_context",
     "blocks": "give the KV cache more blocks",
 }
+FULL: dict[ContextBound, str] = {  # what a reply without max_tokens has filled
+    "model": "the context is full",
+    "max_context": "the context is full",
+    "blocks": "the KV cache is full; give it more blocks",
+}
 _LONGEST = 200  # characters of a field or a value
 
 

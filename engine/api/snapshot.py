@@ -240,11 +240,11 @@ class StepSplit(NamedTuple):
 class Throughput:
     """Rates over about the last second."""
 
-    prefill: float = 0.0  # tokens per second
-    decode: float = 0.0  # tokens per second
+    prefill: float = 0.0  # tokens of prompts per second
+    decode: float = 0.0  # tokens of replies per second, without rejected drafts
     steps: float = 0.0  # per second
     batch: float = 0.0  # rows per step
-    step_tokens: float = 0.0  # tokens per step
+    step_tokens: float = 0.0  # tokens that a step computes, rejected drafts too
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ def child_of(
 def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:
     """Add a child with the parent's tokens. It shares blocks if the parent runs and a slot is free."""
     if branch(scheduler, parent, child):
+        child.cached_tokens = min(child.launched, child.prompt_len)
         shared, now = len(child.blocks), scheduler.clock()
         scheduler.emit(events.Forked(scheduler.step, now, child.id, parent.id, shared, child.group))
     elif child.group < 0:  # a group was queued as a whole
@@ -43,7 +44,6 @@ def branch(scheduler: Scheduler, parent: Request, child: Request) -> bool:
         return False
     scheduler.requests[child.id] = child
     scheduler.kv.share(parent, child)
-    child.cached_tokens = min(child.launched, child.prompt_len)
     scheduler.start_running(child)
     return True
 

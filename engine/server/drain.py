@@ -1,5 +1,7 @@
 """Shutdown of a server: new requests are refused, running replies may finish, endless streams stop."""
 
+from collections.abc import Callable
+
 from engine.server.waiters import Waiters
 
 
@@ -8,6 +10,7 @@ class Drain:
 
     def __init__(self) -> None:
         self.begun = False
+        self.running: Callable[[], int] = lambda: 0  # requests that it waits for, once they can arrive
         self._waiters = Waiters()
 
     def begin(self) -> None:

@@ -52,6 +52,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.engine = AsyncEngine(self.host)
         self.gate = ConcurrencyLimiter(self.config.in_flight, self.config.per_key)
+        self.drain.running = lambda: self.gate.requests
         self.fingerprint = Fingerprint(self.engine, self.config.name, self.config.version)
         self.metrics = Metrics(self.host, self.config.name, self.config.metrics_prefix)
         self.events = EventHistory(self.host, self.engine, self.drain, self.boot, self.config.pulse)

@@ -24,11 +24,12 @@ class Meters:
 
     def __init__(self) -> None:
         self.finished = 0
+        self.replied = 0  # tokens that replies got since the last step was recorded
         self.iteration_tokens, self.forms = Histogram(_STEP_TOKENS), FormTimes()
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        # start, end, rows, prefill tokens, decode tokens
-        self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
+        # start, end, rows, tokens, those of prompts, and those that replies got
+        self._steps: deque[tuple[float, float, int, int, int, int]] = deque(maxlen=_SAMPLES)
         # start, end and seconds by phase, since the last pause or idle time
         self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
         self._usual = 0.0  # seconds of a step, as a running mean
@@ -39,7 +40,7 @@ class Meters:
 
     def reset(self) -> None:
         """Forget everything measured so far."""
-        self.finished, self._usual = 0, 0.0
+        self.finished, self.replied, self._usual = 0, 0, 0.0
         self.iteration_tokens = Histogram(_STEP_TOKENS)
         for samples in (self._ttft, self._itl, self._steps, self._timed):
             samples.clear()
@@ -48,7 +49,8 @@ class Meters:
     def step(self, at: float, step: Step, prefill: int, spent: Phases) -> None:
         """Record a committed step; `spent` is its seconds by phase."""
         began = at - sum(spent[:3])  # commit time counts toward the next step
-        self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
+        self._steps.append((began, at, len(step.rows), step.tokens, prefill, self.replied))
+        self.replied = 0
         self.iteration_tokens.observe(step.tokens)
         resumed, seconds = self._paused, sum(spent)
         self._paused = not resumed and not prefill and self._has_pause(seconds)
@@ -95,14 +97,14 @@ class Meters:
         recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
             return Throughput()
-        rows, prefill, decode = (sum(each[i] for each in recent) for i in (2, 3, 4))
+        rows, tokens, prefill, replied = (sum(each[i] for each in recent) for i in (2, 3, 4, 5))
         count, seconds = len(recent), max(now - recent[0][0], _LEAST)
         return Throughput(
             prefill=prefill / seconds,
-            decode=decode / seconds,
+            decode=replied / seconds,
             steps=count / seconds,
             batch=rows / count,
-            step_tokens=(prefill + decode) / count,
+            step_tokens=tokens / count,
         )
 
     def ttft(self) -> Quantiles:

@@ -209,7 +209,8 @@ class OutputProcessor:
         self._apply_pending(group)
 
     def _note(self, target: Request | BeamGroup, step: int, now: float) -> None:
-        """Record when a token arrived."""
+        """Record a token of a reply, and when it arrived."""
+        self._meters.replied += 1
         if target.first_token_at is None:
             target.first_token_at = now
             if isinstance(target, Request):

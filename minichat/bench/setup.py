@@ -5,6 +5,7 @@ import json
 import random
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -162,6 +163,13 @@ class Setup:
             engine = self._started(changes)
         self._engines[key] = engine  # the newest is the last
         return engine
+
+    @contextmanager
+    def served(self) -> Iterator[Engine]:
+        """An engine with the cache that a server would have. It is alone: the cache may take all memory."""
+        self.drop_engines()
+        yield self.engine(blocks=self.config.blocks)
+        self.drop_engines()
 
     def drop_engines(self) -> None:
         for key in list(self._engines):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from engine.api.commands import Abort
-from engine.api.errors import EngineError, RequestTooLong
+from engine.api.errors import FULL, EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
@@ -174,7 +174,8 @@ class Talk:
         elif last.finish is Finish.LENGTH:
             most = self.params.max_tokens
             if most is None or sys.stdout.isatty():  # a script knows what it set
-                why = "the context is full" if most is None else f"max_tokens is {most}"
+                full = FULL[self.host.snapshot().context_bound]
+                why = full if most is None else f"max_tokens is {most}"
                 _report(f"the reply was cut off after {plural(tokens, 'token')}: {why}")
 
     def _stats(self) -> None:

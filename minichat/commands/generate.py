@@ -12,7 +12,7 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
 
-from engine.api.errors import BadInput, BadParams, EngineError
+from engine.api.errors import FULL, BadInput, BadParams, EngineError
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
@@ -204,10 +204,12 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
-    return _report_cut("the reply", delta.finish, tokens, params, as_json)
+    return _report_cut(host, "the reply", delta.finish, tokens, params, as_json)
 
 
-def _report_cut(which: str, finish: Finish | None, tokens: int, params: SamplingParams, as_json: bool) -> int:
+def _report_cut(  # type: ignore[no-untyped-def]
+    host, which: str, finish: Finish | None, tokens: int, params: SamplingParams, as_json: bool
+) -> int:
     """Report a reply that ended too early. Return the exit code: 1 if it had to have a form."""
     if finish is not Finish.LENGTH:
         return 0
@@ -216,7 +218,7 @@ def _report_cut(which: str, finish: Finish | None, tokens: int, params: Sampling
         print(f"{cut} and is incomplete", file=sys.stderr)
         return 1
     if params.max_tokens is None and not as_json:
-        print(f"{cut}: the context is full", file=sys.stderr)
+        print(f"{cut}: {FULL[host.snapshot().context_bound]}", file=sys.stderr)
     return 0
 
 
@@ -248,7 +250,7 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
         score = "" if reply.score is None else f" {reply.score:.3f}"
         if not options.json:
             print(f"[{number}]{score}\n{text}" + "\n" * (number < len(replies)))
-        cut = _report_cut(f"reply {number}", reply.finish, len(reply.tokens), params, options.json)
+        cut = _report_cut(host, f"reply {number}", reply.finish, len(reply.tokens), params, options.json)
         code = max(code, cut)
     return code
 

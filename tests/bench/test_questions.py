@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from engine.api.config import EngineConfig
+from engine.start import start
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.questions import latency, quick, throughput
 from minichat.bench.setup import Setup
@@ -122,6 +123,17 @@ def test_memory_is_counted(setup: Setup) -> None:
     assert values(found["shared prefix"])["without / with"] > 1
     model = values(found["model"])
     assert model["peak of this process"] > model["weights"] > 0
+
+
+def test_the_cache_is_as_large_as_that_of_a_server(setup: Setup) -> None:
+    """Other cases have engines with a cache of the size that they need, and only they are alive then."""
+    engine = start(setup.config)
+    cache = engine.snapshot().memory["cache"] / 1e6
+    engine.close()
+    assert setup.engine().snapshot().memory["cache"] / 1e6 != cache, "the test says nothing"
+    assert values(ask("memory", setup, only=("model",))["model"])["cache"] == cache
+    assert values(ask("quick", setup, only=("memory",))["memory"])["cache"] == cache
+    assert setup.engine().snapshot().memory["cache"] / 1e6 != cache
 
 
 def test_cost_without_a_meter(setup: Setup) -> None:

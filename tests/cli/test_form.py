@@ -1,6 +1,9 @@
 """`minichat generate` with a schema, a regex or choices that constrain the reply."""
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,18 @@ class TestForm:
         ran = run("generate", "--model", model, "--raw", "--max-context", 8, "--n", 2, "the")
         lines = [f"minichat: reply {n} was cut off after 7 tokens: the context is full" for n in (1, 2)]
         assert (ran.code, ran.err.splitlines()) == (0, lines)
+
+    @pytest.mark.parametrize("command", [("generate", "--raw", "the"), ("chat",)])
+    def test_a_reply_that_fills_the_cache_names_it(
+        self, run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    ) -> None:
+        """It is smaller than the context, so more blocks help."""
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+        name, *words = command
+        ran = run(name, "--model", chat_model, "--blocks", 2, *words)
+        assert ran.code == 0
+        why = r"the KV cache is full; give it more blocks\n"
+        assert re.fullmatch(rf"minichat: the reply was cut off after \d+ tokens: {why}", ran.err)
 
     @pytest.mark.parametrize(
         ("words", "error"),

@@ -76,6 +76,20 @@ def test_a_new_hypothesis_starts_in_the_decode_phase(engines: list[Engine]) -> N
         assert set().union(*seen) == {"decode"}
 
 
+def test_all_hypotheses_show_the_tokens_that_the_prompt_found_in_the_cache(llama: Path) -> None:
+    """Not the whole prompt, which they share since the search began."""
+    engine, shown = engine_on(llama), list[set[int]]()
+    for _ in range(2):
+        seen = set[int]()
+        engine.submit(PROMPT, SamplingParams(beams=4, max_tokens=8, ignore_eos=True), Outputs())
+        while engine.busy:
+            engine.step()
+            seen |= {each.cached_tokens for each in engine.snapshot().requests if each.generated}
+        shown.append(seen)
+    size = engine.scheduler.pool.block_size
+    assert shown == [{0}, {(len(PROMPT) - 1) // size * size}]
+
+
 def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Outputs:
     result = Outputs()
     engine.submit(prompt, params, result)

@@ -9,10 +9,11 @@ _RETRY_AFTER = 1  # seconds
 
 
 class ConcurrencyLimiter:
-    """Counts the choices in flight, in total and per key."""
+    """Counts the requests in flight, and their choices in total and per key."""
 
     def __init__(self, most: int, most_of_a_key: int) -> None:
         self.most, self.most_of_a_key = most, most_of_a_key
+        self.requests = 0
         self._held: Counter[bytes] = Counter()
 
     @property
@@ -35,9 +36,11 @@ class ConcurrencyLimiter:
                 f"{self._held.total()} choices are in flight, and the server takes {self.most}; retry later"
             )
         self._held[key] += choices
+        self.requests += 1
         return Ticket(self, key, choices)
 
     def leave(self, key: bytes, choices: int) -> None:
+        self.requests -= 1
         self._held[key] -= choices
         if not self._held[key]:
             del self._held[key]
@@ -50,5 +53,6 @@ class Ticket:
         self._gate, self._key, self._choices = gate, key, choices
 
     def release(self) -> None:
-        self._gate.leave(self._key, self._choices)
-        self._choices = 0
+        if self._choices:
+            self._gate.leave(self._key, self._choices)
+            self._choices = 0

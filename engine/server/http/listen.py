@@ -89,7 +89,15 @@ class Server(uvicorn.Server):
         self.should_exit = True
         with suppress(RuntimeError):  # nothing is served yet
             # Tell those who watch: a second signal may come before uvicorn looks at `should_exit`.
-            asyncio.get_running_loop().call_soon_threadsafe(self._drain.begin)
+            asyncio.get_running_loop().call_soon_threadsafe(self._begin, number)
+
+    def _begin(self, number: int) -> None:
+        """Begin shutdown after a signal, and say what it waits for."""
+        self._drain.begin()
+        if self._seconds and (running := self._drain.running()):
+            again = "press Ctrl+C again" if number == signal.SIGINT else "send another signal"
+            requests = f"{running} running request{'s' * (running != 1)}"
+            log.warning("waiting up to %g s for %s; %s to stop at once", self._seconds, requests, again)
 
 
 def server(

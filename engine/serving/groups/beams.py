@@ -207,6 +207,7 @@ class BeamGroup:
             adapter=parent.adapter,
             group=self.id,
             awaits=True,
+            cached_tokens=parent.cached_tokens,
         )
 
     # Text

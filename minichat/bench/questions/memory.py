@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from engine.serving.engine import Engine
 from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
 from minichat.bench.setup import Setup
@@ -28,13 +29,13 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 
 def _model(setup: Setup, bench: Bench) -> None:
-    engine = setup.engine()
-    shot = engine.snapshot()
+    with setup.served() as engine:
+        shot = engine.snapshot()
+        _peak_blocks(setup, engine)
     memory, tokens = shot.memory, shot.tokens_in(shot.blocks.size)
     bench.note("weights", memory["weights"] / 1e6, "MB")
     bench.note("cache", memory["cache"] / 1e6, "MB")
     bench.note("cache of a token", memory["cache"] / tokens / 1e3, "kB")
-    _peak_blocks(setup)
     bench.note("peak of this process", _peak() / 1e6, "MB")
     if setup.gpu:
         bench.note("peak on the GPU", torch.cuda.max_memory_reserved() / 1e6, "MB")
@@ -46,17 +47,18 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _peak_blocks(setup: Setup) -> PeakBlocks:
+def _peak_blocks(setup: Setup, engine: Engine) -> PeakBlocks:
     """Run a mixed workload."""
-    engine, ids = setup.engine(), setup.ids()
+    ids = setup.ids()
     for _, size, count in setup.mixed():
         ask(engine, ids, size, count)
     return peak_blocks(engine)
 
 
 def _paging(setup: Setup, bench: Bench) -> None:
-    size = setup.engine().scheduler.pool.block_size
-    peak, held, own, whole = _peak_blocks(setup)
+    engine = setup.engine()
+    size = engine.scheduler.pool.block_size
+    peak, held, own, whole = _peak_blocks(setup, engine)
     bench.note("blocks at the peak", peak, "blocks")
     bench.note("of their cells, unused", 100 * (1 - held / (peak * size)), "%")
     bench.note("reserved for each reply's own most", own, "blocks")

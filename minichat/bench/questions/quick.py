@@ -85,7 +85,8 @@ def _mixed(setup: Setup, bench: Bench) -> None:
 
 
 def _memory(setup: Setup, bench: Bench) -> None:
-    memory = setup.engine().snapshot().memory
+    with setup.served() as engine:
+        memory = engine.snapshot().memory
     bench.note("weights", memory["weights"] / 1e6, "MB")
     bench.note("cache", memory["cache"] / 1e6, "MB")
 

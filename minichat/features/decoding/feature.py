@@ -27,7 +27,7 @@ class _Seen:
 
 
 class DecodingPanel(DecodingDrawer):
-    """Follows the active chat. Only its likeliest tokens are requested, and only while the drawer is open."""
+    """Shows the active chat. Only its likeliest tokens are requested, and only while the drawer is open."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(id="decoding", classes="drawer")
@@ -41,11 +41,11 @@ class DecodingPanel(DecodingDrawer):
         for signal in (signals.chat_changed, signals.arranged, signals.presets):
             signal.connect(self._update)
         signals.changed.connect(self._changed)
+        signals.snapshot.connect(self._look)
         signals.replaced.connect(self._seen.clear)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         self.knobs.kinds = snapshot.speculates
-        self._look(self.context.chats.active, snapshot)
         self._show()
 
     def _update(self) -> None:
@@ -58,6 +58,8 @@ class DecodingPanel(DecodingDrawer):
         self._show()
 
     def _changed(self, conversation: Conversation) -> None:
+        if conversation.run is not None and conversation.run.reply is None:
+            self._seen.pop(conversation.chat.id, None)  # a new request, perhaps too short for a snapshot
         if conversation is self.context.chats.active:
             self.knobs.params = conversation.chat.params  # the engine may have refused the change
 
@@ -70,13 +72,16 @@ class DecodingPanel(DecodingDrawer):
         speculating = seen is not None and bool(active.chat.params.speculate)
         self.show_gains(seen.speculation if seen and speculating else None)
 
-    def _look(self, active: Conversation, snapshot: Snapshot) -> None:
-        if active.run is None or active.run.reply is None:
-            return
-        request = active.run.reply.id
-        seen = self._seen.get(active.chat.id)
+    def _look(self, snapshot: Snapshot) -> None:
+        """Follow the requests of all chats, also while the drawer is closed."""
+        for each in self.context.chats:
+            if each.run is not None and each.run.reply is not None:
+                self._look_at(each.chat.id, each.run.reply.id, snapshot)
+
+    def _look_at(self, chat: int, request: int, snapshot: Snapshot) -> None:
+        seen = self._seen.get(chat)
         if seen is None or seen.request != request:
-            seen = self._seen[active.chat.id] = _Seen(request)
+            seen = self._seen[chat] = _Seen(request)
         seen.beams = next((each for each in snapshot.beams if each.request == request), seen.beams)
         views = (each.speculation for each in snapshot.requests if each.id == request)
         seen.speculation = next(views, None) or seen.speculation

@@ -205,7 +205,8 @@ def _far_from_limits(shot: Snapshot, chats: str, memory: Use, arithmetic: Use, a
 
 
 def _reads_prompts(shot: Snapshot) -> bool:
-    return shot.rates.prefill > shot.rates.decode
+    """Whether most tokens that the steps compute are of prompts."""
+    return shot.rates.prefill > shot.rates.steps * shot.rates.step_tokens / 2
 
 
 def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:

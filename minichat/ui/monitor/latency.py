@@ -53,7 +53,7 @@ class Latency(Pane):
             _quantiles("next token", shot.itl),
             self._bar(times, width),
             _parts(times, self.signs.parts, width),
-            _memory(shot.memory, width),
+            _memory(shot.memory, "one rank: " if shot.ranks else "", width),
         )
 
     def _bar(self, times: StepTimes, width: int) -> Row:
@@ -116,9 +116,9 @@ def _shares(found: Sequence[float]) -> str:
     return " ".join(f"{share:.0%}" for share in each)
 
 
-def _memory(memory: dict[str, int], width: int) -> Row:
-    spans: list[Span] = [(" ", "")]
-    used = 1
+def _memory(memory: dict[str, int], whose: str, width: int) -> Row:
+    spans: list[Span] = [(f" {whose}", "muted")]
+    used = len(whose) + 1
     for key, name in _MEMORY.items():
         if not memory.get(key):
             continue

@@ -125,6 +125,31 @@ async def test_the_tree_is_shown_live(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_the_tree_is_of_the_last_search_also_if_the_drawer_was_closed_during_it(
+    bench: Callable[..., Any],
+) -> None:
+    """And there is none of a search that no snapshot shows."""
+    async with bench((130, 45), params=SamplingParams(beams=4)) as it:
+        it.app.poller.stop()
+
+        async def search_is_shown(step: int, certain: int) -> None:
+            reply = await it.say("hello")
+            shot = snapshot(step, (reply.id,), beams=(views(reply.id)._replace(certain=certain),))
+            it.main.show_snapshot(shot)
+            await it.answered(reply)
+            it.main.show_snapshot(snapshot(step))
+            await it.pilot.press("f3")
+            await it.until(lambda: f"over, last seen 1 ended, {certain} certain" in it.screen_text())
+            await it.pilot.press("f3")
+
+        await search_is_shown(1, 3)
+        await search_is_shown(2, 17)
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("f3")
+        await it.until(lambda: "shown while a search runs" in it.screen_text())
+
+
+@run
 async def test_the_counts_of_a_long_search_are_one_line(bench: Callable[..., Any]) -> None:
     shot = snapshot(3, (0, 5, 6), beams=(views()._replace(certain=1208),))
     async with bench((80, 24), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:

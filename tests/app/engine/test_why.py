@@ -80,13 +80,13 @@ def test_evicted_tokens_are_not_read() -> None:
 
 
 def test_prompts_are_bound_by_compute() -> None:
-    speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
+    speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=51_100.0), SPEEDS)
     assert speed.sentence == "Compute-bound: 51% of the device's peak; prompts are being prefilled."
 
 
 def test_attention_over_long_prompts_is_arithmetic() -> None:
     reads = Reads(100_000_000, ((0, 1000),), attention=((0, 1000),))
-    long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=1000.0, reads=reads)
+    long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=51_100.0, reads=reads)
     long = replace(long, requests=(long.requests[0]._replace(phase="prefill", launched=20_512),))
     speed = explain(long, SPEEDS)
     assert speed.arithmetic.amount == 2 * 25_000_000 * 512 + 512 * 20_256 * 1000

@@ -1,11 +1,16 @@
 """Rates of steps, measured with a clock that the test sets."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from engine.api.params import SamplingParams
 from engine.api.snapshot import Throughput
 from engine.scheduling.step import Rows, Step, StepRow
 from engine.serving.meters import Meters
+from tests.engine.ledger import Clock, ledger_engine
+from tests.outputs import Outputs
 
 
 def meters_after(*ends: float, takes: float, rows: int = 2) -> Meters:
@@ -19,6 +24,7 @@ def meters_after(*ends: float, takes: float, rows: int = 2) -> Meters:
 def add_step(meters: Meters, at: float, takes: float, rows: int = 2, prefill: int = 0) -> None:
     row_of = [StepRow(each, each, 10, 1, True) for each in range(rows)]
     one = Step(0, Rows.of(row_of), np.zeros(rows, np.int64), rows + prefill)
+    meters.replied += rows
     meters.step(at, one, prefill, (0.0, takes / 2, takes / 2, 0.0))
 
 
@@ -97,3 +103,26 @@ def test_steps_that_stay_slow_are_counted_and_so_are_slow_prompts() -> None:
     meters = meters_after(10.1, 10.2, takes=0.01)
     add_step(meters, 10.7, takes=0.5, prefill=4096)
     assert meters.times().total == pytest.approx(0.52 / 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"speculate": "ngram"}, {"speculate": "ngram", "n": 2}, {"beams": 3}]
+)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_decode_rate_is_of_the_tokens_that_replies_get(options: dict[str, Any], depth: int) -> None:
+    """Rejected drafts, steps past an end, and all hypotheses but one are work, and no tokens of replies."""
+    engine = ledger_engine(clock=Clock(), depth=depth, alphabet=3)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=1, draft_tokens=8, **options)
+    engine.submit([1, 2, 0, 1, 2, 2, 1, 0, 1, 1], params, output := Outputs())
+    while engine.busy:
+        engine.step()
+        engine.clock.now += 0.005
+    rates, got = (
+        engine.meters.rates(engine.clock.now),
+        sum(len(each.tokens) for each in output.choices.values()),
+    )
+    assert rates.decode * engine.clock.now == pytest.approx(got, rel=0.02)
+    computed = engine.meters.iteration_tokens.view()
+    assert rates.step_tokens == pytest.approx(computed.total / sum(computed.counts))
+    if "speculate" in options:
+        assert computed.total - 10 > 1.1 * got, "no draft was rejected: the test says nothing"

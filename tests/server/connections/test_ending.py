@@ -161,6 +161,9 @@ class TestSignals:
             errors = process.stderr and process.stderr.read()
             assert "Traceback" not in (errors or "") and "Invalid" not in (errors or "")
             assert key not in (errors or "")
+            assert "minichat: waiting up to 20 s for 20 running requests; send another signal" in (
+                errors or ""
+            )
 
     def test_a_reply_that_outlasts_the_drain_is_aborted(self) -> None:
         with serving(dry(rate=20), drain=0.3) as served, served.client() as client:
@@ -206,6 +209,39 @@ class TestSignals:
             with patch.object(server, "_drain", drain):
                 asyncio.run(ends_within_a_tick())
                 assert drain.begun
+
+    @pytest.mark.parametrize(
+        ("number", "running", "said"),
+        [
+            (
+                signal.SIGINT,
+                2,
+                ["waiting up to 2 s for 2 running requests; press Ctrl+C again to stop at once"],
+            ),
+            (
+                signal.SIGTERM,
+                1,
+                ["waiting up to 2 s for 1 running request; send another signal to stop at once"],
+            ),
+            (signal.SIGINT, 0, []),
+        ],
+    )
+    def test_a_signal_says_what_the_server_waits_for(
+        self, caplog: pytest.LogCaptureFixture, number: signal.Signals, running: int, said: list[str]
+    ) -> None:
+        with serving(dry(), drain=2.0) as served:
+            drain, server = Drain(), served.server
+            drain.running = lambda: running
+
+            async def ends() -> None:
+                with server.capture_signals():
+                    signal.raise_signal(number)
+                    for _ in range(3):
+                        await asyncio.sleep(0)
+
+            with patch.object(server, "_drain", drain):
+                asyncio.run(ends())
+            assert caplog.messages == said
 
     def test_signals_are_handled_again_after_a_library_took_them(self) -> None:
         with serving(dry()) as served:

@@ -197,6 +197,9 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
         assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
         assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than color
         assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB"
+        ranks = tuple(RankView(rank, "cpu", 100 + rank, 2**20) for rank in (0, 1))
+        latency.update_from(snapshot(64, ranks=ranks), OWNERS)
+        assert lines(latency)[5].rstrip() == " one rank: weights 5.2 GB  cache 1.1 GB"
 
 
 def words(line: EngineLine) -> str:
