@@ -33,12 +33,12 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "stories": (stories.exchanges, 0.13),
     "manners": (manners.exchanges, 0.25),
     "files": (files.exchanges, 0.03),
-    "wishes": (wishes.exchanges, 0.11),
+    "wishes": (wishes.exchanges, 0.13),
     "care": (care.exchanges, 0.16),
     "ordinary": (care.ordinary, 0.125),
     "cannot": (cannot.exchanges, 0.095),
     "languages": (languages.exchanges, 0.09),
-    "lists": (lists.exchanges, 0.09),
+    "lists": (lists.exchanges, 0.12),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",
