@@ -9,7 +9,7 @@ from engine.api.errors import EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import RequestView
+from engine.api.snapshot import RequestView, Speculation
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
 from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
@@ -91,6 +91,7 @@ class RunningReply:
     left: bool = False  # the screen is closing
     stale: bool = False  # the displayed text is an earlier screen's and will be streamed again
     decoding: float = 0.0  # seconds from its first token to its last, as the engine says at its end
+    speculation: Speculation | None = None  # what its drafts brought, as the engine says at its end
     lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
     adapter: str = ""  # that computes it
@@ -155,6 +156,7 @@ class RunningReply:
             elif delta.finish:
                 self.blocks, self.decoding = delta.blocks, delta.decoding
                 self.loaded = delta.loaded, delta.tier, delta.saved
+                self.speculation = delta.speculation
         return [delta for delta in batch if not delta.choice]
 
     def _sample(self) -> Sample:

@@ -14,7 +14,7 @@ from engine.api.errors import BadParams
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SPECULATION, SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import BeamsView, HypothesisView, Speculation
+from engine.api.snapshot import BeamsView, HypothesisView
 from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
 from minichat.session.decoding import KNOBS, shown, stepped
@@ -229,18 +229,6 @@ async def test_only_kinds_of_speculation_that_the_engine_has_are_offered(bench: 
             await it.pilot.press("right")
             seen.append(it.app.chats.active.chat.params.speculate)
         assert seen == ["ngram", "exit", ""]
-
-
-@run
-async def test_the_gain_of_speculation_is_shown_in_the_drawer(bench: Callable[..., Any]) -> None:
-    shot = snapshot(3, (0,))
-    view = shot.requests[0]._replace(speculation=Speculation("ngram", True, 10, 40, 30, 1.8))
-    shot = replace(shot, requests=(view,))
-    start = SamplingParams(speculate="ngram")
-    async with bench((100, 40), backend=FakeBackend([shot]), params=start) as it:
-        await it.say("hello")
-        await it.pilot.press("f3")
-        await it.until(lambda: "75% accepted  4.0 tok/step  1.80x" in it.screen_text())
 
 
 @pytest.mark.parametrize("knob", [knob for knob in KNOBS if knob.choices], ids=lambda knob: knob.field)
