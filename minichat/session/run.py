@@ -75,6 +75,7 @@ class RunningReply:
     parts: ReplyText = field(default_factory=ReplyText)
     reply: Reply | None = None
     handed: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has accepted the request
+    begun: bool = False  # tokens of it were chosen, perhaps none for certain yet
     first: float | None = None  # the time of its first token
     last: float | None = None  # and of its newest
     tokens: int = 0  # the copied ones, too
@@ -119,7 +120,7 @@ class RunningReply:
 
     def note_params(self, params: SamplingParams, *, begun: bool | None = None) -> None:
         """The engine samples with these parameters from now on."""
-        begun = self.first is not None if begun is None else begun
+        begun = self.begun if begun is None else begun
         self.sampled.note(strategy(params, self.adapter, self.replies), begun=begun)
         noted = {**(self.message.params or {}), _SAMPLED: astuple(self.sampled)}
         self.message = replace(self.message, params=noted)
@@ -147,6 +148,7 @@ class RunningReply:
 
     def ours(self, batch: list[Delta]) -> list[Delta]:
         """The deltas of the displayed reply; others are stored."""
+        self.begun = self.begun or not all(delta.of_prompt for delta in batch)
         for delta in batch:
             if delta.choice:
                 if delta.choice not in self.others:
@@ -205,6 +207,7 @@ class RunningReply:
         self.stays = self.stale = True
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first
+        self.begun = self.first is not None
         self.copied = past.copied  # the first batch has them
         if noted := (self.message.params or {}).get(_SAMPLED):
             self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n
