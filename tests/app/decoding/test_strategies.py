@@ -145,6 +145,16 @@ def test_a_tree_contains_each_shared_text_once() -> None:
     assert [line.leads for line in lines] == [False, True, False, False, False]
 
 
+def test_a_tree_marks_texts_that_are_not_there_yet() -> None:
+    """An older server sends them later."""
+    live = (HypothesisView(5, 0, -1.0, (65, 66, 67, 68)), HypothesisView(6, 0, -2.0, (66,)))
+    known = {65: "A", 68: "D"}
+    lines = lines_of(
+        BeamsView(0, 4, 0, live, (), ()), lambda tokens: [known.get(each, "") for each in tokens], "~"
+    )
+    assert [line.text for line in lines] == ["A~D", "~"]
+
+
 def test_a_tree_of_long_replies_is_only_as_deep_as_its_branches() -> None:
     """Thousands of tokens without a branch are one line and need no recursion."""
     shared = tuple(range(5000))
