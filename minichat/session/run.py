@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.api.errors import EngineError, RequestTooLong
+from engine.api.errors import BadParams, EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
@@ -186,6 +186,8 @@ class RunningReply:
         if isinstance(trouble, HasEnded):
             return trouble.finish, str(trouble)
         self.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
+        if isinstance(trouble, BadParams) and trouble.field == "said":  # no setting that a user knows
+            return Finish.FAILED, f"the start of the reply {trouble.problem}"
         return Finish.FAILED, str(trouble)
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
