@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from engine.api.request import Finish
+from engine.api.snapshot import Speculation
 
 log = logging.getLogger("minichat.engine")
 log.addHandler(logging.NullHandler())  # a library logs nothing unless its program configures logging
@@ -47,6 +48,7 @@ class Delta(NamedTuple):
     tier: str = ""  # with `loaded`: the tier
     saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
     decoding: float = 0.0  # with a finish: seconds from its first token to its last; 0 if that is not known
+    speculation: Speculation | None = None  # with a finish: what its drafts brought; None: it never drafted
     pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
 
     @property

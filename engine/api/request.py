@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engine.api.params import SamplingParams
+from engine.api.snapshot import Speculation
 
 
 def _nothing() -> np.ndarray:
@@ -144,6 +145,7 @@ class Request:
     since: float = 0.0  # while its blocks load: when that began
     waited: float = 0.0  # seconds for blocks that did not arrive in time; it loads none after that
     saved: float = 0.0  # at least so many seconds, by loading blocks
+    drafts: Speculation | None = None  # what its drafts have brought; None: it never drafted
     scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING

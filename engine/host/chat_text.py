@@ -1,6 +1,6 @@
 """The text functions of a host: templates, tokens and layout. They run on the caller's thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from engine.api.errors import TemplateError
@@ -46,6 +46,11 @@ class ChatText:
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
+
+    def words(self, tokens: Collection[int]) -> dict[str, str]:
+        """Return the text of each token alone, by its number, as screens elsewhere get them."""
+        pieces = zip(tokens, self.pieces([*tokens]), strict=True)
+        return {str(token): piece.decode(errors="replace") for token, piece in pieces}
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens as the engine reads them."""

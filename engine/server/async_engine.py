@@ -148,10 +148,17 @@ class AsyncEngine:
     async def snapshot_json(self) -> bytes:
         """Return a snapshot as JSON. With a large cache this takes milliseconds, so it runs in a thread."""
         if self._snapshot_json is None or self._snapshot_json.done():
-            self._snapshot_json = self._loop.run_in_executor(
-                self._callers, lambda: encoded(encode_snapshot(self.host.snapshot()))
-            )
+            self._snapshot_json = self._loop.run_in_executor(self._callers, self._encode_snapshot)
         return await asyncio.shield(self._snapshot_json)
+
+    def _encode_snapshot(self) -> bytes:
+        """A snapshot, with the texts of the tokens of searches, so that a screen can show them at once."""
+        shot = self.host.snapshot()
+        value = encode_snapshot(shot)
+        if shot.beams:
+            found = (each for view in shot.beams for each in (*view.live, *view.done, *view.dropped))
+            value["words"] = self.host.words({token for each in found for token in each.tokens})
+        return encoded(value)
 
     def close(self) -> None:
         self._unsubscribe()

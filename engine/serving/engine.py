@@ -108,7 +108,7 @@ class Engine:
             chat=chat,
             adapter=self.adapters.named(adapter),
         )
-        check_room("said", len(reply_prefix), "reply", max_len - len(prompt))
+        check_room("the start of the reply", len(reply_prefix), "reply", max_len - len(prompt), "said")
         if params.guided and self.grammars:
             self.grammars.check_start(params, reply_prefix)
         text = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())

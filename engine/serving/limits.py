@@ -98,10 +98,9 @@ def check_fork(parent: int, beams: int, params: SamplingParams | None) -> None:
             raise BadParams(name, "is not available for a fork, which does not read the prompt")
 
 
-def check_room(what: str, tokens: int, whole: str, most: int) -> None:
+def check_room(what: str, tokens: int, whole: str, most: int, field: str = "") -> None:
     """Raise unless a token is left of those that a reply or a fork may have."""
     if tokens >= most:
-        field = "said" if what == "said" else ""
         raise RequestTooLong(f"{what} has {tokens} tokens; the {whole} may have {most}", field=field)
 
 

@@ -93,6 +93,7 @@ class Speculator:
         most = min(most, self.most.get(drafting.kind, most))
         drafting.length = max(self._least(drafting), min(drafting.length + change, most))
         drafting.judge.observe(drafted, accepted, price, rows)
+        request.drafts = self.view(request)
         if not drafting.judge.on:
             drafting.length = max(drafting.first, self._least(drafting))
 
@@ -132,13 +133,13 @@ class Speculator:
         self.prices, self.tally = Prices(), Tally()
 
     def total(self) -> Speculation:
-        return _speculation("", True, self.tally, self.tally.gain)
+        return _speculation("", True, self.tally)
 
     def view(self, request: Request) -> Speculation | None:
         drafting = self._rows.get(request.id)
         if drafting is None:
             return None
-        return _speculation(drafting.kind, drafting.judge.on, drafting.tally, drafting.judge.gain)
+        return _speculation(drafting.kind, drafting.judge.on, drafting.tally)
 
     def _drafting(self, request: Request) -> Drafting:
         drafting, kind = self._rows.get(request.id), request.params.speculate
@@ -146,6 +147,7 @@ class Speculator:
             drafting = Drafting(kind, self._index(request), self._judge(kind), 0)
             drafting.length = max(drafting.first, self._least(drafting))
             self._rows[request.id] = drafting
+            request.drafts = self.view(request)
         return drafting
 
     def _least(self, drafting: Drafting) -> int:
@@ -167,5 +169,5 @@ class Speculator:
         return judge
 
 
-def _speculation(kind: str, on: bool, tally: Tally, gain: float) -> Speculation:
-    return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, gain)
+def _speculation(kind: str, on: bool, tally: Tally) -> Speculation:
+    return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, tally.gain)

@@ -248,7 +248,9 @@ class RemoteBackend:
     # Monitoring
 
     async def snapshot(self) -> Snapshot:
-        shot = decode_snapshot(await self._link.ask("GET", "/engine/snapshot"))
+        answer = await self._link.ask("GET", "/engine/snapshot")
+        shot = decode_snapshot(answer)
+        self._learned(answer.get("words", {}))  # an older server sends none
         self._clock = (shot.at, time.monotonic())
         return shot
 

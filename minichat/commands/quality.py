@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput(f"--tokens must be at least 2, got {options.tokens}; use several hundred")
         for flag, given, name in (("quantization", options.quantization, ""), ("kv", options.kv, "kv-")):
             if given != "none":
-                raise BadInput(f"--{flag} {given} must be given as the scheme {name}{given}")
+                scheme = f"--schemes none,{name}{given}"
+                raise BadInput(f"--{flag} {given} must be given as a scheme: {scheme}")
         if ranks := [name for name in ("tp", "pp") if getattr(options, name) > 1]:
             raise BadInput(f"--{ranks[0]} has no effect on the quality of a scheme; leave it out")
         if options.adapter:

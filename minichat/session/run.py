@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.api.errors import EngineError, RequestTooLong
+from engine.api.errors import BadParams, EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import RequestView
+from engine.api.snapshot import RequestView, Speculation
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
 from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
@@ -75,6 +75,7 @@ class RunningReply:
     parts: ReplyText = field(default_factory=ReplyText)
     reply: Reply | None = None
     handed: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has accepted the request
+    begun: bool = False  # tokens of it were chosen, perhaps none for certain yet
     first: float | None = None  # the time of its first token
     last: float | None = None  # and of its newest
     tokens: int = 0  # the copied ones, too
@@ -91,6 +92,7 @@ class RunningReply:
     left: bool = False  # the screen is closing
     stale: bool = False  # the displayed text is an earlier screen's and will be streamed again
     decoding: float = 0.0  # seconds from its first token to its last, as the engine says at its end
+    speculation: Speculation | None = None  # what its drafts brought, as the engine says at its end
     lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
     adapter: str = ""  # that computes it
@@ -118,7 +120,7 @@ class RunningReply:
 
     def note_params(self, params: SamplingParams, *, begun: bool | None = None) -> None:
         """The engine samples with these parameters from now on."""
-        begun = self.first is not None if begun is None else begun
+        begun = self.begun if begun is None else begun
         self.sampled.note(strategy(params, self.adapter, self.replies), begun=begun)
         noted = {**(self.message.params or {}), _SAMPLED: astuple(self.sampled)}
         self.message = replace(self.message, params=noted)
@@ -146,6 +148,7 @@ class RunningReply:
 
     def ours(self, batch: list[Delta]) -> list[Delta]:
         """The deltas of the displayed reply; others are stored."""
+        self.begun = self.begun or not all(delta.of_prompt for delta in batch)
         for delta in batch:
             if delta.choice:
                 if delta.choice not in self.others:
@@ -155,6 +158,7 @@ class RunningReply:
             elif delta.finish:
                 self.blocks, self.decoding = delta.blocks, delta.decoding
                 self.loaded = delta.loaded, delta.tier, delta.saved
+                self.speculation = delta.speculation
         return [delta for delta in batch if not delta.choice]
 
     def _sample(self) -> Sample:
@@ -182,6 +186,8 @@ class RunningReply:
         if isinstance(trouble, HasEnded):
             return trouble.finish, str(trouble)
         self.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
+        if isinstance(trouble, BadParams) and trouble.field == "said":  # no setting that a user knows
+            return Finish.FAILED, f"the start of the reply {trouble.problem}"
         return Finish.FAILED, str(trouble)
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
@@ -203,6 +209,7 @@ class RunningReply:
         self.stays = self.stale = True
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first
+        self.begun = self.first is not None
         self.copied = past.copied  # the first batch has them
         if noted := (self.message.params or {}).get(_SAMPLED):
             self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n

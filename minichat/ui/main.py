@@ -116,6 +116,7 @@ class MainScreen(FrameScreen[None]):
         self._panes.show(self.shown, list(self.chats))
         self.set_class(len(self.shown) > 1, "-several")
         self.set_class(self.size.height < SHORT, "-short")
+        self.set_class(self.panels.drawer_open and plan.drawer_columns > 0, "-drawer")
         beside = self.panels.drawer_open or not plan.chats
         self.set_class(beside and self.size.height < LOW, "-low")
         self.label()

@@ -1,11 +1,13 @@
 """Decoding from the screen on the real engine, local and remote: beam search, speculation, a picked token."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from engine.api.commands import Abort
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.start import start
@@ -17,6 +19,7 @@ from tests.app.conftest import Bench, bench, run, whole
 from tests.attach.conftest import no_progress, text_of
 from tests.cases import soak
 from tests.server.conftest import KEY, Served, serving
+from tests.waiting import LIMIT
 
 __all__ = ["bench"]
 CONFIG = EngineConfig(model="pocket", device="cpu", blocks=256, seed=0, threads=1)
@@ -91,6 +94,29 @@ async def test_a_token_is_picked_and_a_search_starts_and_ends(
 
 def _share(row: Likely) -> float:
     return math.exp(row.logprob)
+
+
+@run
+async def test_the_texts_of_a_search_come_with_its_tokens(pocket: Served) -> None:
+    """The tree has no gaps: no text is asked for after the tokens were shown."""
+    screen, reply, checked = backend("elsewhere", pocket), None, 0
+    try:
+        await screen.load(no_progress)
+        params = SamplingParams(beams=4, max_tokens=200, ignore_eos=True)
+        reply = await screen.submit([{"role": "user", "content": "Tell me of a shark."}], params)
+        latest = time.monotonic() + LIMIT
+        while checked < 3:
+            assert time.monotonic() < latest
+            for view in (await screen.snapshot()).beams:
+                found = (*view.live, *view.done, *view.dropped)
+                tokens = sorted({token for each in found for token in each.tokens})
+                texts = [piece.decode(errors="replace") for piece in pocket.host.pieces(tokens)]
+                assert screen.words(tokens) == texts
+                checked += bool(tokens)
+    finally:
+        if reply is not None:
+            await screen.send(Abort((reply.id,)))
+        await screen.detach()
 
 
 @run

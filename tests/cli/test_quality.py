@@ -65,12 +65,12 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
         (["--budgets", "64,8"], "--budgets must be at least 20 tokens, got 8"),
         (["--budgets", "96", "--plot", "out.svg"], "--plot shows schemes; leave out --budgets"),
         (["--budgets", "96", "--schemes", "none"], "--schemes has no effect with --budgets"),
-        (["--kv", "int8"], "must be given as the scheme kv-int8"),
+        (["--kv", "int8"], "--kv int8 must be given as a scheme: --schemes none,kv-int8"),
         (["--tp", "2"], "--tp has no effect on the quality of a scheme; leave it out"),
         (["--pp", "2"], "--pp has no effect on the quality of a scheme; leave it out"),
         (["--adapter", "a=b"], "quality measures the model without adapters; leave out --adapter"),
         (["--draft", "pocket"], "quality measures the model without drafts; leave out --draft"),
-        (["--quantization", "int4"], "must be given as the scheme int4"),
+        (["--quantization", "int4"], "--quantization int4 must be given as a scheme: --schemes none,int4"),
     ],
 )
 def test_bad_usage_is_refused(run: Run, model: Path, words: list[str], problem: str) -> None:

@@ -8,6 +8,8 @@ from engine.api.request import Request
 from engine.scheduling.step import Drafts, Rows, Step, StepRow
 from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, AcceptanceRecord, Judge, Prices
 from engine.speculation.speculator import Speculator
+from tests.engine.ledger import drain, ledger_engine
+from tests.outputs import Output
 
 
 def cost_of(
@@ -96,6 +98,36 @@ def test_the_total_gain_counts_all_replies() -> None:
     assert total.acceptance == 1.0
     assert cost_of("exit", 0, 0.5, 500)[1].total().gain < 1
     assert Speculator().total().gain == 0.0
+
+
+def test_the_gain_of_a_reply_counts_all_of_it() -> None:
+    """As the total does, so that both are the same after a single reply."""
+    _, speculator = cost_of("exit", 16, 0.1, 300)
+    request = Request(0, [], 0, SamplingParams(speculate="exit"), 0, 0)
+    for _ in range(3):
+        speculator.observe_run(request, 8, 0, 1)
+    view, total = speculator.view(request), speculator.total()
+    assert view is not None and view._replace(kind="", on=True) == total
+
+
+def test_the_end_of_a_reply_says_what_its_drafts_brought() -> None:
+    engine = ledger_engine(alphabet=3)
+    plain, drafted, aborted = Output(), Output(), Output()
+    engine.submit([1] * 12, SamplingParams(max_tokens=8, seed=0), plain)
+    engine.submit([1] * 12, SamplingParams(max_tokens=60, seed=0, speculate="ngram"), drafted)
+    drain(engine)
+    id = engine.submit([1] * 12, SamplingParams(max_tokens=60, seed=0, speculate="exit"), aborted)
+    while engine.scheduler.requests[id].generated < 30:
+        engine.step()
+    total = engine.scheduler.speculator.total()
+    engine.abort(id)
+    assert plain.last and drafted.last and aborted.last
+    assert plain.last.speculation is None
+    first, second = drafted.last.speculation, aborted.last.speculation
+    assert first and second and (first.kind, second.kind) == ("ngram", "exit") and second.drafted
+    assert first.drafted + second.drafted == total.drafted
+    assert first.accepted + second.accepted == total.accepted
+    assert first.verifications + second.verifications == total.verifications
 
 
 @pytest.mark.parametrize("kind", ["ngram", "suffix", "exit"])

@@ -116,7 +116,7 @@ async def read(request: Request, id: str) -> Response:
     last = request.headers.get("last-event-id", "0")
     if not (last.isascii() and last.isdecimal() and len(last) < 18):
         raise ApiError(400, f"Last-Event-ID must be a count of deltas, got {last[:40]!r}")
-    words = state.host.pieces if reply.params.logprobs is not None else None
+    words = state.host.words if reply.params.logprobs is not None else None
     count = min(int(last), len(reply.deltas))
     return EventStream(_lines(state.replies.read(reply, count), words), lambda: None)
 
@@ -129,31 +129,29 @@ async def forget(request: Request, id: str) -> Response:
     return Response(status_code=204)
 
 
-async def _lines(batches: AsyncIterator[tuple[int, list[Delta]]], pieces: Any) -> AsyncIterator[bytes]:
+async def _lines(batches: AsyncIterator[tuple[int, list[Delta]]], words: Any) -> AsyncIterator[bytes]:
     try:
         async for count, deltas in batches:
             if not deltas:
                 yield PULSE
                 continue
             data: dict[str, Any] = {"v": VERSION, "deltas": [encode_delta(delta) for delta in deltas]}
-            if pieces:
-                data["words"] = _words(deltas, pieces)
+            if words:
+                data["words"] = words(_shown(deltas))
             yield event(data, "deltas", str(count))
         yield event({"v": VERSION}, "end")
     finally:
         await batches.aclose()  # type: ignore[attr-defined]
 
 
-def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
-    """Return the text of every token in the logprobs."""
-    ids = {
+def _shown(deltas: Sequence[Delta]) -> set[int]:
+    """Return every token in the logprobs."""
+    return {
         token
         for delta in deltas
         for entry in delta.logprobs
         for token in (entry.token, *(token for token, _ in entry.top))
     }
-    order = sorted(ids)
-    return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}
 
 
 async def _before(state: ServerState, reply: KeptReply) -> dict[str, Any]:

@@ -86,5 +86,5 @@ async def words(request: Request) -> dict[str, Any]:
     tokens = (await read_as(request, Tokens)).tokens
     state = state_of(request)
     await state.check_tokens(tokens=tokens)
-    pieces = state.host.pieces(tokens)
-    return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}
+    words = state.host.words(tokens)
+    return {"v": VERSION, "words": [words[str(token)] for token in tokens]}

@@ -8,6 +8,7 @@ from hashlib import sha256
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
+from engine.api.snapshot import Speculation
 from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
@@ -31,6 +32,7 @@ class FinishedSample:
     blocks: int = 0
     stop: str = ""
     decoding: float = 0.0
+    speculation: Speculation | None = None
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
@@ -38,6 +40,7 @@ class FinishedSample:
         self.logprobs += delta.logprobs
         self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
         self.blocks, self.stop, self.decoding = delta.blocks, delta.stop, delta.decoding
+        self.speculation = delta.speculation
 
     @property
     def mean(self) -> float:
@@ -131,4 +134,5 @@ class SampleGroup:
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
             whole = whole._replace(choice=at, left=left, score=each.mean, decoding=each.decoding)
-            self._sink(whole._replace(fault=each.fault, blocks=each.blocks, stop=each.stop))
+            whole = whole._replace(fault=each.fault, blocks=each.blocks, stop=each.stop)
+            self._sink(whole._replace(speculation=each.speculation))

@@ -25,7 +25,7 @@ class BeamTree(Widget):
 
     def show(self, view: BeamsView | None, words: Words, *, over: bool) -> None:
         self.view, self.over = view, over
-        self.lines = tuple(lines_of(view, words)) if view else ()
+        self.lines = tuple(lines_of(view, words, self.marks.ellipsis)) if view else ()
 
     def render(self) -> Content:
         if self.view is None:

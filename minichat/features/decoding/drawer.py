@@ -81,25 +81,32 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
             self._live, self._past = live, past
             self.on_resize()
 
-    def show_gains(self, speculation: Speculation | None) -> None:
+    def show_gains(self, speculation: Speculation | None, *, over: bool) -> None:
+        """Show what speculation brings the running reply, or brought the last one."""
         shown = speculation is not None
         if self.gains.display is not shown:
             self.gains.display = shown
             self.on_resize()
         if speculation is not None:
-            self.gains.update(gains(speculation))
+            self.gains.update(gains(speculation, over=over))
 
     def action_leave(self) -> None:
         self.post_message(self.LeaveRequested())
 
 
-def gains(speculation: Speculation) -> str:
-    """The result of speculation in one line."""
+def gains(speculation: Speculation, *, over: bool = False) -> str:
+    """The result of speculation in one line of the drawer. `over`: of a reply that has ended."""
     if not speculation.verifications:
+        if over:
+            return f"last reply: {'nothing drafted' if speculation.on else 'paused, no gain before'}"
         return "nothing drafted yet" if speculation.on else "paused: no gain lately"
-    words = [f"{speculation.acceptance:.0%} accepted", f"{speculation.tokens_a_step:.1f} tok/step"]
+    share = f"{speculation.acceptance:.0%}"
+    words = [
+        f"last reply: {share}" if over else f"{share} accepted",
+        f"{speculation.tokens_a_step:.1f} tok/step",
+    ]
     if speculation.gain:
         words.append(f"{speculation.gain:.2f}x")
-    if not speculation.on:
+    if not speculation.on and not over:
         words.append("paused")
     return "  ".join(words)

@@ -12,6 +12,7 @@ from minichat.features.decoding.knobs import Knobs
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import grammar_of, preset_of
+from minichat.session.run import RunningReply
 from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII
@@ -19,9 +20,9 @@ from minichat.ui.marks import ASCII
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last seen of a chat's newest request; kept after the request ends."""
+    """A chat's newest reply, and what was last seen of it; kept after it ends."""
 
-    request: int
+    run: RunningReply
     beams: BeamsView | None = None
     speculation: Speculation | None = None
 
@@ -58,10 +59,11 @@ class DecodingPanel(DecodingDrawer):
         self._show()
 
     def _changed(self, conversation: Conversation) -> None:
-        if conversation.run is not None and conversation.run.reply is None:
-            self._seen.pop(conversation.chat.id, None)  # a new request, perhaps too short for a snapshot
+        """A reply started or ended, or the settings of its chat have changed."""
+        self._see(conversation)
         if conversation is self.context.chats.active:
             self.knobs.params = conversation.chat.params  # the engine may have refused the change
+            self._show()
 
     def _show(self) -> None:
         active = self.context.chats.active
@@ -69,22 +71,34 @@ class DecodingPanel(DecodingDrawer):
         self.likely.show(active.likely, words)
         searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
         self.show_search(searching, beams, words, over=not active.streaming)
-        speculating = seen is not None and bool(active.chat.params.speculate)
-        self.show_gains(seen.speculation if seen and speculating else None)
+        self.show_gains(self._speculation(active, seen), over=not active.streaming)
+
+    def _speculation(self, active: Conversation, seen: _Seen | None) -> Speculation | None:
+        """What the kind of drafts that is set brings the running reply, or brought the last one."""
+        kind, found = active.chat.params.speculate, None
+        if seen is not None:
+            found = seen.speculation if active.streaming else seen.run.speculation
+        if kind and found is not None and found.kind == kind:
+            return found
+        return Speculation(kind) if kind and active.streaming else None
 
     def _look(self, snapshot: Snapshot) -> None:
         """Follow the requests of all chats, also while the drawer is closed."""
         for each in self.context.chats:
-            if each.run is not None and each.run.reply is not None:
-                self._look_at(each.chat.id, each.run.reply.id, snapshot)
+            if (seen := self._see(each)) is not None and seen.run.reply is not None:
+                self._look_at(seen, seen.run.reply.id, snapshot)
 
-    def _look_at(self, chat: int, request: int, snapshot: Snapshot) -> None:
-        seen = self._seen.get(chat)
-        if seen is None or seen.request != request:
-            seen = self._seen[chat] = _Seen(request)
+    def _look_at(self, seen: _Seen, request: int, snapshot: Snapshot) -> None:
         seen.beams = next((each for each in snapshot.beams if each.request == request), seen.beams)
         views = (each.speculation for each in snapshot.requests if each.id == request)
         seen.speculation = next(views, None) or seen.speculation
+
+    def _see(self, conversation: Conversation) -> _Seen | None:
+        """What was seen of the chat's newest reply."""
+        run, seen = conversation.run, self._seen.get(conversation.chat.id)
+        if run is not None and (seen is None or seen.run is not run):
+            seen = self._seen[conversation.chat.id] = _Seen(run)
+        return seen
 
     # User actions
 

@@ -251,8 +251,10 @@ class Knobs(Widget, can_focus=True):
         row = self.rows[self.row]
         if self._typing is not None:
             self._type(self._typing.erased(what))
-        elif what == "all" and isinstance(row, Knob) and _typed(row):
+        elif what != "word" and isinstance(row, Knob) and _typed(row):
             self._type("")
+        elif what == "character" and isinstance(row, Knob):
+            self.action_reset()
 
     def action_reset(self) -> None:
         """Unset the field; one that always has a value gets that of a new chat. Or ask to delete a preset."""

@@ -36,12 +36,14 @@ def _done(request: RequestView) -> str:
 
 
 def _draft(stats: Speculation | None) -> str:
-    """The acceptance rate of drafted tokens, and the speedup."""
+    """The acceptance rate of drafted tokens, and the speedup once it is known."""
     if stats is None:
         return ""
     if not stats.on:
         return "off"
-    return f"{stats.acceptance:.0%} {stats.gain:.1f}x" if stats.gain else "starting"
+    if not stats.verifications:
+        return "starting"
+    return f"{stats.acceptance:.0%} {stats.gain:.1f}x" if stats.gain else f"{stats.acceptance:.0%}"
 
 
 _COLUMNS = (

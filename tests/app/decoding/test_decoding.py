@@ -52,44 +52,6 @@ async def test_typed_values_and_their_errors(bench: Callable[..., Any]) -> None:
 
 
 @run
-async def test_enter_selects_a_value_so_that_typing_replaces_it(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        await it.pilot.press("f3")
-        row(it, "temperature")
-        for keys, value in (("1", 1.0), (("end", "5"), 0.75), (("backspace", *"0.5"), 0.5)):
-            with case(keys):
-                it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.7))
-                await it.pilot.press("enter", *keys, "enter")
-                await it.until(lambda value=value: it.app.chats.active.chat.params.temperature == value)
-
-
-@run
-async def test_ctrl_u_clears_a_value_and_ctrl_w_deletes_its_last_word(
-    bench: Callable[..., Any],
-) -> None:
-    async with bench() as it:
-        active = it.app.chats.active
-        await it.pilot.press("f3")
-        for keys, stops in (
-            ((*"END|the end", "ctrl+w", *"last", "enter"), ("END", "the last")),
-            (("enter", "end", "ctrl+w", "ctrl+w", "enter"), ("END",)),
-            (("ctrl+w", *"a", "enter"), ("a",)),  # nothing is typed yet
-            (("enter", "ctrl+w", *"b", "enter"), ("b",)),  # all of it is selected
-            (("ctrl+u", "escape"), ("b",)),
-            (("ctrl+u", *"c", "enter"), ("c",)),
-            (("enter", "end", "d", "ctrl+u", "enter"), ()),
-        ):
-            with case(keys):
-                row(it, "stop")
-                await it.pilot.press(*keys)
-                assert active.chat.params.stop == stops
-        row(it, "strategy")
-        before = active.chat.params
-        await it.pilot.press("ctrl+u", "ctrl+w")
-        assert active.chat.params == before and not it.main.prompt.text
-
-
-@run
 async def test_a_value_typed_for_a_chat_stays_in_it_when_another_is_shown(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         first = it.app.chats.active

@@ -7,7 +7,7 @@ import pytest
 
 from engine.api.commands import Update
 from engine.api.errors import BadInput
-from engine.api.events import Delta
+from engine.api.events import Delta, TokenLogprob
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.export import to_markdown
@@ -85,6 +85,44 @@ async def test_a_change_before_the_first_token_is_not_one_of_the_reply(bench: Ca
     async with bench() as it:
         assert await labeled(it, early=({"temperature": 0.0},)) == "greedy"
         assert await labeled(it, {"temperature": 1.0}, early=({"temperature": 0.5},)) == "T 0.5, then T 1"
+
+
+@pytest.mark.parametrize(
+    ("first", "seen", "label"),
+    [
+        ({"beams": 4}, {"tail": "In a"}, "beams 4, then greedy"),
+        ({"beams": 4}, {}, "beams 4, then greedy"),  # a search whose text is not known yet
+        ({"best_of": 3}, {"tail": "In a"}, "T 1 best of 3, then greedy best of 3"),
+        ({"n": 2}, {"tokens": (1,), "choice": 1}, "T 1 x2, then greedy x2"),
+    ],
+)
+@run
+async def test_a_change_before_the_first_certain_token_is_one_of_the_reply(
+    bench: Callable[..., Any], first: dict[str, Any], seen: dict[str, Any], label: str
+) -> None:
+    """The first settings have chosen tokens that the reply goes on from, or may still contain."""
+    async with bench(params=SamplingParams(**first)) as it:
+        active, reply = it.app.chats.active, await it.say("hello")
+        reply.send(Delta(reply.id, **seen))
+        await it.until(reply._deltas.empty)
+        await it.pilot.pause()
+        active.tune(active.chat.params.changed(beams=1, temperature=0.0))
+        await it.until(lambda: it.backend.updates)
+        await it.answered(reply)
+        assert active.chat.messages[-1].stats.strategy == label
+
+
+@run
+async def test_a_scored_prompt_is_no_token_of_the_reply(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        active, reply = it.app.chats.active, await it.say("hello")
+        reply.send(Delta(reply.id, prompt_logprobs=(TokenLogprob(1, -0.5, 1, ()),)))
+        await it.until(reply._deltas.empty)
+        await it.pilot.pause()
+        active.tune(active.chat.params.changed(temperature=0.0))
+        await it.until(lambda: it.backend.updates)
+        await it.answered(reply)
+        assert active.chat.messages[-1].stats.strategy == "greedy"
 
 
 @run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import EngineError
+from engine.api.errors import BadParams, EngineError
 from engine.api.events import Delta, Queued, TokenLogprob
 from engine.api.layout import PromptLayout, TokenSpan
 from engine.api.params import SamplingParams
@@ -246,10 +246,10 @@ async def test_a_fork_that_the_engine_refuses_keeps_its_text(bench: Callable[...
         await replied(it, "abc")
         await it.pilot.press("alt+c")
         await it.until(lambda: len(it.replies) == 4 and picker(it).rows)
-        it.backend.refusal = EngineError("the reply is as long as it may be")
+        it.backend.refusal = BadParams("said", "does not match the grammar")
         await it.pilot.press("end", "enter")
-        await it.until(lambda: it.texts()[-1][2] == "failed")
-        assert it.texts()[-1][1] == "abc"
+        await it.until(lambda: it.texts()[-1] == ("assistant", "abc", "failed"))
+        assert "the start of the reply does not match the grammar" in it.screen_text()
 
 
 @run

@@ -23,6 +23,18 @@ async def test_a_notice_after_others_that_were_cleared_is_at_the_top(bench: Call
 
 
 @run
+async def test_a_notice_covers_no_field_of_an_open_drawer(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), shows_notices=True) as it:
+        it.app.notify("the settings of this program have a long problem that takes several lines here")
+        await it.until(lambda: "long problem" in it.screen_text())
+        await it.pilot.press("f3")
+        await it.until(lambda: it.drawer.region)
+        [notice] = it.app.screen.query(Toast)
+        await it.until(lambda: not notice.region.overlaps(it.drawer.region))
+        assert "preset" in it.screen_text() and "problem" in it.screen_text()
+
+
+@run
 async def test_the_notice_of_a_closed_chat_ends_when_it_is_reopened(bench: Callable[..., Any]) -> None:
     closed = "Chat closed. Alt+Z reopens it"
     async with bench((80, 24), shows_notices=True) as it:

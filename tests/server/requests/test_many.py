@@ -240,6 +240,7 @@ class TestContinuing:
     def test_given_tokens_must_leave_room_for_more(self, client: httpx.Client) -> None:
         error = refused(client.post(TEXT, json={"prompt": "x", "said": [5] * 9, "max_tokens": 9}))
         assert (error["code"], error["param"]) == ("context_length_exceeded", "said")
+        assert error["message"].endswith("the start of the reply has 9 tokens; the reply may have 9")
 
 
 class TestReplies:

@@ -59,6 +59,19 @@ async def test_the_gain_of_speculation_of_each_request() -> None:
         ]
 
 
+async def test_drafts_of_unknown_cost_have_a_share_only() -> None:
+    queues = Queues(ascii=True)
+    several = [
+        each._replace(speculation=one)
+        for each, one in zip(
+            (DECODE, PREFILL), (Speculation("ngram", True, 2, 4, 1), Speculation("ngram")), strict=True
+        )
+    ]
+    async with staged(queues, (70, 6), focus=False):
+        queues.update_from(snapshot(64, several), OWNERS)
+        assert [line.split()[6:] for line in lines(queues)[2:4]] == [["25%", "32"], ["starting", "0"]]
+
+
 async def test_a_phase_change_is_highlighted_for_a_while() -> None:
     queues = Queues(ascii=True)
     async with staged(queues, (60, 8), focus=False):

@@ -1,0 +1,67 @@
+"""Typing a value into a field of the drawer, and erasing it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.api.params import Grammar
+from tests.app.conftest import run
+from tests.app.decoding.test_decoding import row
+from tests.cases import case
+
+
+@run
+async def test_enter_selects_a_value_so_that_typing_replaces_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        for keys, value in (("1", 1.0), (("end", "5"), 0.75), (("backspace", *"0.5"), 0.5)):
+            with case(keys):
+                it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.7))
+                await it.pilot.press("enter", *keys, "enter")
+                await it.until(lambda value=value: it.app.chats.active.chat.params.temperature == value)
+
+
+@run
+async def test_backspace_clears_a_value_that_is_not_being_typed(bench: Callable[..., Any]) -> None:
+    """As after Enter, or, if it is not typed here, as Delete does."""
+    async with bench() as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        for field, before, keys, value in (
+            ("seed", 12, ("backspace", "escape"), 12),
+            ("seed", 12, ("backspace", "4", "enter"), 4),
+            ("seed", 12, ("backspace", "enter"), None),
+            ("grammar", Grammar("regex", "a+"), ("backspace",), None),
+            ("speculate", "ngram", ("backspace",), ""),
+        ):
+            with case((field, keys)):
+                active.tune(active.chat.params.changed(**{field: before}))
+                row(it, field)
+                await it.pilot.press(*keys)
+                assert getattr(active.chat.params, field) == value
+
+
+@run
+async def test_ctrl_u_clears_a_value_and_ctrl_w_deletes_its_last_word(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        for keys, stops in (
+            ((*"END|the end", "ctrl+w", *"last", "enter"), ("END", "the last")),
+            (("enter", "end", "ctrl+w", "ctrl+w", "enter"), ("END",)),
+            (("ctrl+w", *"a", "enter"), ("a",)),  # nothing is typed yet
+            (("enter", "ctrl+w", *"b", "enter"), ("b",)),  # all of it is selected
+            (("ctrl+u", "escape"), ("b",)),
+            (("ctrl+u", *"c", "enter"), ("c",)),
+            (("enter", "end", "d", "ctrl+u", "enter"), ()),
+        ):
+            with case(keys):
+                row(it, "stop")
+                await it.pilot.press(*keys)
+                assert active.chat.params.stop == stops
+        row(it, "strategy")
+        before = active.chat.params
+        await it.pilot.press("ctrl+u", "ctrl+w")
+        assert active.chat.params == before and not it.main.prompt.text
