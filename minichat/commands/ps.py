@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:
-        print("no engine is running; start one with: minichat up")
+        print("no engine is running in the background; start one with: minichat up")
     else:
         head = ("NAME", "PID", "STATE", "MODEL", "UP", "REQUESTS", "SOCKET")
         rows = [head, *(_cells(line) for line in lines)]
