@@ -13,7 +13,7 @@ from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
-from minichat.shell.again import words_of
+from minichat.shell.again import typed, words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
 
@@ -26,7 +26,7 @@ _ENGINE = (
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     loaded = load(paths.settings)
-    given = given_of(options)
+    given, asked = given_of(options), typed(options)
     try:
         _refuse_screen_options(options)
         settle(options, loaded.settings)
@@ -54,14 +54,30 @@ def run(options: argparse.Namespace) -> int:
     backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"))
 
     def again(model: str) -> list[str]:
-        return restart_words(options, backend.config_of(model))
+        from_file = load(paths.settings).settings.engine.model
+        return restart_words(asked, config, backend.config_of(model), from_file)
 
     return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first)
 
 
-def restart_words(options: argparse.Namespace, config: EngineConfig) -> list[str]:
-    """The options of a restart: weights and cache keep the form they were converted to."""
-    return words_of(options, model=config.model, quantization=config.quantization, kv=config.kv_scheme)
+def restart_words(
+    asked: argparse.Namespace, given: EngineConfig, now: EngineConfig, from_file: str
+) -> list[str]:
+    """The options of a restart: those typed, and what has changed since the start.
+
+    That is the model, and the form that weights and cache were converted to. The new program reads all
+    else from the settings. `from_file`: the model in them.
+    """
+    changes: dict[str, object] = {}
+    if now.model != given.model:
+        changes |= {"model": now.model, "adapter": list(now.adapters)}
+    if now.model == changes.get("model", asked.model or from_file):  # else the new program loads another
+        forms = (
+            ("quantization", given.quantization, now.quantization),
+            ("kv", given.kv_scheme, now.kv_scheme),
+        )
+        changes |= {name: after for name, before, after in forms if after != before}
+    return words_of(asked, **changes)
 
 
 def _refuse_screen_options(options: argparse.Namespace) -> None:

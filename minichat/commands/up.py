@@ -14,7 +14,7 @@ from minichat.commands.tui import given_of, report, settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
-from minichat.shell.again import words_of
+from minichat.shell.again import typed, words_of
 from minichat.shell.paths import locate
 
 
@@ -26,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
+        asked = typed(options)
         _from_here(options)
         _fits(resident, options)
         loaded = load(paths.settings)
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         if died := resident.died():
             print(f"minichat: {died}; starting a replacement", file=sys.stderr)
         if not options.no_screen:
-            return attach_to(options, paths, waiting, options.model)
+            return attach_to(asked, paths, waiting, options.model)
         _wait(waiting)
     except EngineError as error:
         return failed(error, options)
