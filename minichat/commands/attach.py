@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import expanded
@@ -41,8 +42,14 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model: str = "") -> int:
-    """Open the screen on one of this user's engines."""
+def attach_to(
+    options: argparse.Namespace,
+    paths: Paths,
+    waiting: Waiting,
+    model: str = "",
+    blame: Callable[[EngineError], str] | None = None,
+) -> int:
+    """Open the screen on one of this user's engines. `blame`: of Start."""
     from minichat.clients.remote import RemoteBackend
 
     resident = waiting.resident
@@ -58,6 +65,7 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
         lambda: RemoteBackend(address, waiting),
         lambda model: words_of(options),
         model=model,
+        blame=blame,
     )
     if resident.running() and not resident.died():
         print(f"minichat: {resident.goes_on}", file=sys.stderr)

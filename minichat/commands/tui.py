@@ -3,13 +3,14 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import DiskRoom
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
-from minichat.commands.options import engine_config, failed
+from minichat.commands.options import at_fault, engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
@@ -57,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
         from_file = load(paths.settings).settings.engine.model
         return restart_words(asked, config, backend.config_of(model), from_file)
 
-    return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first)
+    blame = blaming(options, loaded, given)
+    return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first, blame=blame)
 
 
 def restart_words(
@@ -135,10 +137,26 @@ def report(loaded: Loaded, options: argparse.Namespace, given: set[str]) -> None
     """Print what is wrong with the settings, where no screen shows it. Later errors name their lines."""
     for each in loaded.problems:
         print(f"minichat: {each}", file=sys.stderr)
+    file, lines = loaded.document.file, lines_of(loaded, given)
+    options.places = {name: f"{file}:{line}: engine.{name}: " for name, line in lines.items()}
+
+
+def blaming(options: argparse.Namespace, loaded: Loaded, given: set[str]) -> Callable[[EngineError], str]:
+    """How the screen finds the line of the settings that an error is about: "config.toml:2", or empty."""
+    lines = lines_of(loaded, given)
+
+    def blame(error: EngineError) -> str:
+        name = at_fault(error, options, lines)
+        return f"{loaded.document.file.name}:{lines[name]}" if name else ""
+
+    return blame
+
+
+def lines_of(loaded: Loaded, given: set[str]) -> dict[str, int]:
+    """The lines of the engine's settings that no option overrides."""
     lines = loaded.document.lines
-    places = {name: lines.get(f"engine.{name}") for name in _ENGINE if name not in given}
-    options.places = {
-        name: f"{loaded.document.file}:{line}: engine.{name}: " for name, line in places.items() if line
+    return {
+        name: lines[f"engine.{name}"] for name in _ENGINE if name not in given and f"engine.{name}" in lines
     }
 
 

@@ -10,7 +10,7 @@ from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
-from minichat.commands.tui import given_of, report, settle
+from minichat.commands.tui import blaming, given_of, report, settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
@@ -30,8 +30,9 @@ def run(options: argparse.Namespace) -> int:
         _from_here(options)
         _fits(resident, options)
         loaded = load(paths.settings)
+        given = given_of(options)
         if options.no_screen:
-            report(loaded, options, given_of(options))
+            report(loaded, options, given)
         settle(options, loaded.settings)
         options.model = identity(options.model)
         engine_config(options)  # validate before anything starts; so does `check` below
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         if died := resident.died():
             print(f"minichat: {died}; starting a replacement", file=sys.stderr)
         if not options.no_screen:
-            return attach_to(asked, paths, waiting, options.model)
+            return attach_to(asked, paths, waiting, options.model, blaming(options, loaded, given))
         _wait(waiting)
     except EngineError as error:
         return failed(error, options)
