@@ -11,7 +11,7 @@ from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
 from minichat.models.residents import Resident, Waiting, home_of, residents
-from minichat.settings import load
+from minichat.settings import Loaded, load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
 
@@ -48,8 +48,9 @@ def attach_to(
     waiting: Waiting,
     model: str = "",
     blame: Callable[[EngineError], str] | None = None,
+    loaded: Loaded | None = None,
 ) -> int:
-    """Open the screen on one of this user's engines. `blame`: of Start."""
+    """Open the screen on one of this user's engines. `blame`: of Start. `loaded`: read anew if None."""
     from minichat.clients.remote import RemoteBackend
 
     resident = waiting.resident
@@ -61,7 +62,7 @@ def attach_to(
     code = show(
         options,
         paths,
-        load(paths.settings),
+        loaded or load(paths.settings),
         lambda: RemoteBackend(address, waiting),
         lambda model: words_of(options),
         model=model,
