@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import expanded
@@ -10,7 +11,7 @@ from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
 from minichat.models.residents import Resident, Waiting, home_of, residents
-from minichat.settings import load
+from minichat.settings import Loaded, load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
 
@@ -41,8 +42,15 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model: str = "") -> int:
-    """Open the screen on one of this user's engines."""
+def attach_to(
+    options: argparse.Namespace,
+    paths: Paths,
+    waiting: Waiting,
+    model: str = "",
+    blame: Callable[[EngineError], str] | None = None,
+    loaded: Loaded | None = None,
+) -> int:
+    """Open the screen on one of this user's engines. `blame`: of Start. `loaded`: read anew if None."""
     from minichat.clients.remote import RemoteBackend
 
     resident = waiting.resident
@@ -54,10 +62,11 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
     code = show(
         options,
         paths,
-        load(paths.settings),
+        loaded or load(paths.settings),
         lambda: RemoteBackend(address, waiting),
         lambda model: words_of(options),
         model=model,
+        blame=blame,
     )
     if resident.running() and not resident.died():
         print(f"minichat: {resident.goes_on}", file=sys.stderr)

@@ -176,8 +176,8 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     pieces, tokens, first, at_first = [], 0, None, 0
     for delta in stream:
         tokens += len(delta.tokens)
-        if first is None:
-            first, at_first = time.monotonic(), tokens
+        if first is None and (tokens or params.beams > 1):  # a search sends its tokens at the end
+            first, at_first = time.monotonic(), tokens or 1
         if delta.text:
             pieces.append(opened + delta.text)
             opened = ""

@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,13 +165,21 @@ def picture_file(name: str | None) -> Path | None:
 def failed(error: EngineError, options: argparse.Namespace | None = None) -> int:
     """Print the error, with the line of the settings that it is about. Return its exit code."""
     text = str(error)
-    for name, place in getattr(options, "places", {}).items():
-        value = getattr(options, name)
-        if text.startswith(f"{name}: ") or (isinstance(value, str) and repr(value) in text):
-            text = place + text.removeprefix(f"{name}: ")
-            break
+    places = getattr(options, "places", {})
+    if options is not None and (name := at_fault(error, options, places)):
+        text = places[name] + text.removeprefix(f"{name}: ")
     print(f"minichat: {text}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
+
+
+def at_fault(error: EngineError, options: argparse.Namespace, names: Iterable[str]) -> str:
+    """The one of these options that the error is about; empty if none is."""
+    text = str(error)
+    for name in names:
+        value = getattr(options, name)
+        if text.startswith(f"{name}: ") or (isinstance(value, str) and repr(value) in text):
+            return name
+    return ""
 
 
 def check_replicas(options: argparse.Namespace) -> None:

@@ -59,8 +59,12 @@ def show(
     *,
     model: str = "",
     first: First | None = None,
+    blame: Callable[[EngineError], str] | None = None,
 ) -> int:
-    """Run until the user quits. `again` returns the command line that restarts it with a model."""
+    """Run until the user quits. `again` returns the command line that restarts it with a model.
+
+    `blame`: of Start.
+    """
     terminal = take_terminal(paths.log)
     with loading("screen"):
         from minichat.app import MinichatApp
@@ -85,6 +89,7 @@ def show(
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),
+        blame=blame,
     )
     store, backend = Store(paths.chats), engine()
     app = MinichatApp(backend, store, start)

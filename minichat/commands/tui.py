@@ -3,17 +3,18 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import DiskRoom
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
-from minichat.commands.options import engine_config, failed
+from minichat.commands.options import at_fault, engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
-from minichat.shell.again import words_of
+from minichat.shell.again import typed, words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
 
@@ -26,7 +27,7 @@ _ENGINE = (
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     loaded = load(paths.settings)
-    given = given_of(options)
+    given, asked = given_of(options), typed(options)
     try:
         _refuse_screen_options(options)
         settle(options, loaded.settings)
@@ -54,14 +55,31 @@ def run(options: argparse.Namespace) -> int:
     backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"))
 
     def again(model: str) -> list[str]:
-        return restart_words(options, backend.config_of(model))
+        from_file = load(paths.settings).settings.engine.model
+        return restart_words(asked, config, backend.config_of(model), from_file)
 
-    return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first)
+    blame = blaming(options, loaded, given)
+    return show(options, paths, loaded, lambda: backend, again, model=config.model, first=first, blame=blame)
 
 
-def restart_words(options: argparse.Namespace, config: EngineConfig) -> list[str]:
-    """The options of a restart: weights and cache keep the form they were converted to."""
-    return words_of(options, model=config.model, quantization=config.quantization, kv=config.kv_scheme)
+def restart_words(
+    asked: argparse.Namespace, given: EngineConfig, now: EngineConfig, from_file: str
+) -> list[str]:
+    """The options of a restart: those typed, and what has changed since the start.
+
+    That is the model, and the form that weights and cache were converted to. The new program reads all
+    else from the settings. `from_file`: the model in them.
+    """
+    changes: dict[str, object] = {}
+    if now.model != given.model:
+        changes |= {"model": now.model, "adapter": list(now.adapters)}
+    if now.model == changes.get("model", asked.model or from_file):  # else the new program loads another
+        forms = (
+            ("quantization", given.quantization, now.quantization),
+            ("kv", given.kv_scheme, now.kv_scheme),
+        )
+        changes |= {name: after for name, before, after in forms if after != before}
+    return words_of(asked, **changes)
 
 
 def _refuse_screen_options(options: argparse.Namespace) -> None:
@@ -119,10 +137,26 @@ def report(loaded: Loaded, options: argparse.Namespace, given: set[str]) -> None
     """Print what is wrong with the settings, where no screen shows it. Later errors name their lines."""
     for each in loaded.problems:
         print(f"minichat: {each}", file=sys.stderr)
+    file, lines = loaded.document.file, lines_of(loaded, given)
+    options.places = {name: f"{file}:{line}: engine.{name}: " for name, line in lines.items()}
+
+
+def blaming(options: argparse.Namespace, loaded: Loaded, given: set[str]) -> Callable[[EngineError], str]:
+    """How the screen finds the line of the settings that an error is about: "config.toml:2", or empty."""
+    lines = lines_of(loaded, given)
+
+    def blame(error: EngineError) -> str:
+        name = at_fault(error, options, lines)
+        return f"{loaded.document.file.name}:{lines[name]}" if name else ""
+
+    return blame
+
+
+def lines_of(loaded: Loaded, given: set[str]) -> dict[str, int]:
+    """The lines of the engine's settings that no option overrides."""
     lines = loaded.document.lines
-    places = {name: lines.get(f"engine.{name}") for name in _ENGINE if name not in given}
-    options.places = {
-        name: f"{loaded.document.file}:{line}: engine.{name}: " for name, line in places.items() if line
+    return {
+        name: lines[f"engine.{name}"] for name in _ENGINE if name not in given and f"engine.{name}" in lines
     }
 
 

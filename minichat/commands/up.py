@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import AdapterPlace, expanded
@@ -10,11 +11,11 @@ from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
-from minichat.commands.tui import given_of, report, settle
+from minichat.commands.tui import blaming, given_of, lines_of, report, settle
 from minichat.models.catalog import identity
 from minichat.models.residents import Resident, Waiting, home_of
-from minichat.settings import load
-from minichat.shell.again import words_of
+from minichat.settings import Loaded, Problem, load
+from minichat.shell.again import typed, words_of
 from minichat.shell.paths import locate
 
 
@@ -26,21 +27,27 @@ def run(options: argparse.Namespace) -> int:
         else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
+        asked = typed(options)
         _from_here(options)
         _fits(resident, options)
         loaded = load(paths.settings)
+        given = given_of(options)
         if options.no_screen:
-            report(loaded, options, given_of(options))
+            report(loaded, options, given)
         settle(options, loaded.settings)
         options.model = identity(options.model)
         engine_config(options)  # validate before anything starts; so does `check` below
         words = serve_words(options)
+        unlike = _unlike(resident, words, loaded, given)
+        loaded.problems.extend(unlike)  # the screen shows them
         check(parser().parse_args(["serve", *words]))
         waiting = Waiting(resident, words)
         if died := resident.died():
             print(f"minichat: {died}; starting a replacement", file=sys.stderr)
         if not options.no_screen:
-            return attach_to(options, paths, waiting, options.model)
+            return attach_to(asked, paths, waiting, options.model, blaming(options, loaded, given), loaded)
+        for each in unlike:
+            print(f"minichat: {each}", file=sys.stderr)
         _wait(waiting)
     except EngineError as error:
         return failed(error, options)
@@ -100,3 +107,21 @@ def _fits(resident: Resident, options: argparse.Namespace) -> None:
     for word in serve_words(plain):
         if record.words is not None and word not in record.words:
             raise BadInput(f"the engine {resident.name} runs without {word}; {ways}")
+
+
+def _unlike(resident: Resident, words: Sequence[str], loaded: Loaded, given: set[str]) -> list[Problem]:
+    """The settings that the running engine was not started with. It is used all the same."""
+    record = resident.record
+    if record is None or record.words is None or not resident.running() or resident.died():
+        return []
+    has, wants = (dict(word.split("=", 1) for word in each if "=" in word) for each in (record.words, words))
+    ways = f"to change that: {resident.command('down')}, then {resident.up}"
+    problems = []
+    for name, line in sorted(lines_of(loaded, given).items(), key=lambda each: each[1]):
+        option = f"--{name.replace('_', '-')}"
+        if (old := has.get(option)) == (new := wants.get(option)):
+            continue
+        runs = f"runs with {old}, not {new}" if old is not None else "runs without it"
+        says = f"the engine {resident.name} {runs}; {ways}"
+        problems.append(Problem(loaded.document.file, line, f"engine.{name}", says))
+    return problems

@@ -57,13 +57,17 @@ class EngineLifecycle:
         """How to get an engine again."""
         names = ("program.restart", "model.pick", "program.quit")
         again, other, leave = map(self.program.keys.name, names)
-        if self.program.backend.elsewhere:
-            return [f"{again} reconnects"]
+        start, elsewhere = self.program.start, bool(self.program.backend.elsewhere)
+        place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
+        if elsewhere:
+            return [f"Correct {place} and press {again}" if place else f"{again} reconnects"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
         restart = [f"{again} restarts {what}"]
-        if isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
-            file = self.program.start.loaded.document
+        if place:
+            restart = [f"Correct {place} and press {again}"]
+        elif isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
+            file = start.loaded.document
             where = f"the options or {file.file.name}" if file.tables.get("engine") else "the options"
             restart = [f"Quit ({leave}) and change {where}"]
         elif isinstance(self._failed, _OF_THE_MODEL) and not isinstance(self._failed, HubUnreachable):
@@ -177,10 +181,15 @@ class EngineLifecycle:
         self.program.main.label()  # from now on, what has failed may be retried
 
     def again(self) -> bool:
-        """Restart a lost engine in place. Return False if that did not help or no engine is lost."""
+        """Restart a lost engine in place. Return False if the program must be restarted.
+
+        That is the case if it did not help, no engine is lost, or the engine's settings were edited.
+        """
         if self.program.backend.elsewhere and not self.ready.is_set():
             self.program.app.notify("Already reconnecting")
             return True
+        if self.trouble and self.program.start.edited():
+            return False
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return self._asks_first()
         self._tried_again = True

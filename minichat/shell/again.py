@@ -12,6 +12,11 @@ _RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
 _PLACES = ("url",)  # positional arguments
 
 
+def typed(options: argparse.Namespace) -> argparse.Namespace:
+    """The options as typed. Take them before the settings fill in the others, and restart with them."""
+    return argparse.Namespace(**vars(options))
+
+
 def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
     """All given options, with some of them changed. The first question is left out: it has been sent."""
     words, places = [options.command], []

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minichat.commands.generate import ReplyCosts
 from tests.cli.conftest import Ran, Run, write_model
 from tests.models.tiny import write_config
 
@@ -389,12 +388,3 @@ class TestBadInput:
         spoiled = change(tensors)
         del tensors["model.norm.weight"]
         save_file(tensors if spoiled is None else tensors | {"model.norm.weight": spoiled}, file)
-
-
-def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
-    assert str(ReplyCosts(3, 41, 2.5, 0.5, 1)).endswith("first token after 0.500 s, then 20.0 tok/s")
-    assert str(ReplyCosts(3, 41, 2.5, 0.5, 21)).endswith("then 10.0 tok/s")
-    assert str(ReplyCosts(1, 5, 0.3012, 0.3010, 5)) == (
-        "prompt 1 token, reply 5 tokens in 0.301 s; first token after 0.301 s"
-    )
-    assert str(ReplyCosts(3, 40, 2.0)) == "prompt 3 tokens, reply 40 tokens in 2.000 s, 20.0 tok/s"

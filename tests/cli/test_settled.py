@@ -10,7 +10,7 @@ from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from minichat.cli import parser
 from minichat.commands.options import engine_config, sampling
-from minichat.commands.tui import settle, settle_plain
+from minichat.commands.tui import blaming, given_of, settle, settle_plain
 from minichat.settings import Settings, load
 from minichat.settings.schema import EngineSettings
 from tests.cli.conftest import Run
@@ -130,3 +130,20 @@ def test_an_error_names_the_line_of_the_settings_that_it_is_about(
     place, says = f"{file}:3: engine.model: ", "there is no folder or GGUF file '/no/such'"
     assert run(*words).err.startswith(f"minichat: {place}{says}")
     assert run(*words, "--model", "/no/such").err.startswith(f"minichat: {says}"), "this one is no setting"
+
+
+def test_the_screen_learns_which_line_an_error_is_about(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[engine]\npp = 9\nquantization = "int3"\npolicy = "fast"\n')
+
+    def blamed(says: str, *words: str) -> str:
+        options, loaded = parser().parse_args(["chat", *words]), load(file)
+        given = given_of(options)
+        settle(options, loaded.settings)
+        return blaming(options, loaded, given)(BadInput(says))
+
+    assert blamed("quantization 'int3': no scheme has that name") == "config.toml:3"
+    assert blamed("pp: the model has 8 layers") == "config.toml:2"
+    assert blamed("unknown scheduling policy 'fast'") == "config.toml:4"
+    assert blamed("quantization 'int3': no scheme", "--quantization=int3") == ""
+    assert blamed("not enough memory") == ""

@@ -73,3 +73,20 @@ async def test_titles_that_begin_alike_show_their_ends() -> None:
         )
         text = line.render().plain
         assert "A  Turn " in text and "fork) " in text and "fork 2) " in text
+
+
+@run
+async def test_narrow_tabs_of_forks_read_as_forks() -> None:
+    line, title = ChatTabs(), "Turn into French: the cat sleeps"
+    titles = (title, f"{title} (fork)", *(f"{title} (fork {number})" for number in range(2, 13)))
+    async with staged(line, (80, 1)):  # type: ignore[arg-type]
+        for longest, names in (
+            (5, ("Turn…", "fork", "fork2", "fork9", "… 12)")),
+            (6, ("Turn …", "(fork)", "fork 2", "fork 9", "fork12")),
+            (8, ("Turn in…", "T…(fork)", "(fork 2)", "(fork 9)", "fork 12")),
+            (10, ("Turn into…", "Tur…(fork)", "T…(fork 2)", "T…(fork 9)", "(fork 12)")),
+        ):
+            line.tabs = tuple(
+                replace(each, title=title) for each, title in zip(tabs(13), titles, strict=True)
+            )
+            assert [line._cut(at, titles[at], longest) for at in (0, 1, 2, 9, 12)] == list(names)

@@ -17,6 +17,7 @@ class Reverting:
         self._context = context
         self._latest: Snapshot | None = None
         self._lost: Snapshot | None = None  # the last one of an engine that was lost
+        self._had = set[tuple[str, str, str]]()  # what models had: their names, the part, its form
         context.signals.snapshot.connect(self._see)
         context.signals.events.connect(self._note)
 
@@ -28,22 +29,24 @@ class Reverting:
         if snapshot.state in _WITHOUT_ENGINE:
             return
         lost, self._lost, self._latest = self._lost, None, snapshot
-        if lost and lost.model == snapshot.model and (changes := _changes(lost, snapshot)):
+        if lost and lost.model == snapshot.model and (changes := self._changes(lost, snapshot)):
             notice = f"The engine was restarted: {' and '.join(changes)}"
             self._context.app.notify(notice, severity="warning", timeout=8)
+        self._had.update((snapshot.model, what, form) for what, form in _forms(snapshot))
+
+    def _changes(self, lost: Snapshot, now: Snapshot) -> list[str]:
+        changes = []
+        for (what, before), (_, after) in zip(_forms(lost), _forms(now), strict=True):
+            if before == after:
+                continue
+            since = "again" if (now.model, what, after) in self._had else "now"
+            changes.append(f"{what} no longer {before}" if after == "none" else f"{what} {after} {since}")
+        return changes
 
 
 def _restarted(event: Event) -> bool:
     return isinstance(event, LinkBack) and event.restarted
 
 
-def _changes(lost: Snapshot, now: Snapshot) -> list[str]:
-    forms = (
-        ("the weights are", lost.quantization, now.quantization),
-        ("the KV cache is", lost.kv_scheme, now.kv_scheme),
-    )
-    return [
-        f"{what} no longer {before}" if after == "none" else f"{what} {after} again"
-        for what, before, after in forms
-        if before != after
-    ]
+def _forms(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    return ("the weights are", snapshot.quantization), ("the KV cache is", snapshot.kv_scheme)

@@ -157,8 +157,17 @@ class ChatTabs(Widget):
         start, end = title[: longest - 1], title[1 - longest :]
         alike = (each.title for each in self.tabs[:index] if each.title.startswith(start))
         if any(not each.endswith(end) for each in alike):
-            return self.marks.ellipsis + end
+            return self._fork(title, longest) or self.marks.ellipsis + end
         return start + self.marks.ellipsis
+
+    def _fork(self, title: str, longest: int) -> str:
+        """Which fork the chat is, in its longest form that fits; empty if it is none, or none fits."""
+        if not (mark := fork_mark(title)):
+            return ""
+        start = title[: max(longest - len(mark) - 1, 0)]
+        word = mark.strip("()")
+        forms = (f"{start}{self.marks.ellipsis}{mark}" if start else mark, mark, word, word.replace(" ", ""))
+        return next((form for form in forms if len(form) <= longest), "")
 
     def on_click(self, event: Click) -> None:
         for start, end, index in self._spans:

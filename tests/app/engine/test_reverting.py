@@ -44,4 +44,24 @@ async def test_other_changes_are_not(bench: Callable[..., Any]) -> None:
         it.main.show_snapshot(snapshot(1, model="another", **FORMS))
         it.main.show_events([Died(7, 1.0, "out of memory")])
         it.main.show_snapshot(snapshot(1, model="another", quantization="int4", kv_scheme="fp8"))
-        await it.until(lambda: it.notices() == ["The engine was restarted: the weights are int4 again"])
+        await it.until(lambda: it.notices() == ["The engine was restarted: the weights are int4 now"])
+
+
+@run
+async def test_a_form_is_there_again_only_if_this_model_had_it_before(bench: Callable[..., Any]) -> None:
+    cases = [
+        (FORMS, "the weights are int8 now and the KV cache is fp8 now"),
+        (
+            {"quantization": "int4", "kv_scheme": "int8"},
+            "the weights are int4 now and the KV cache is int8 now",
+        ),
+        (FORMS, "the weights are int8 again and the KV cache is fp8 again"),
+    ]
+    async with bench(backend=FakeBackend([snapshot()])) as it:
+        it.main.show_snapshot(snapshot(1, model="another", quantization="int4"))
+        it.main.show_snapshot(snapshot(1))
+        for number, (forms, _) in enumerate(cases, 1):
+            it.main.show_events([LinkBack(0, 1.0, 2.0, True)])
+            it.main.show_snapshot(snapshot(number, **forms))
+        said = [f"The engine was restarted: {what}" for _, what in cases]
+        await it.until(lambda: it.notices() == said)

@@ -159,7 +159,8 @@ async def test_a_model_comes_back_in_the_form_it_was_converted_to(tmp_path: Path
     other = backend.config_of("pocket")
     assert (other.quantization, other.kv_scheme) == ("none", "none")
     options = parser().parse_args(["chat", "--model=pocket", "--kv=fp8"])
-    again = parser().parse_args(restart_words(options, backend.config_of(one)))  # as after F5
+    given = EngineConfig(model="pocket", kv_scheme="fp8")
+    again = parser().parse_args(restart_words(options, given, backend.config_of(one), "pocket"))  # after F5
     assert (again.model, again.quantization, again.kv) == (one, "int8", "int8")
     assert backend.close()
 

@@ -1,0 +1,56 @@
+"""A value of [engine] that the engine refuses: the screen names its line, and F5 reads the file again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import BadInput, EngineError
+from minichat.clients.fake import FakeBackend
+from minichat.features.leaving import RESTART
+from tests.app.configured import configured
+from tests.app.conftest import run, snapshot
+
+WRONG = BadInput("quantization 'int3': no scheme has that name")
+
+
+def blame(error: EngineError) -> str:
+    return "config.toml:2" if error is WRONG else ""
+
+
+@run
+async def test_a_wrong_setting_is_to_be_corrected_before_f5(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = configured(tmp_path, '[engine]\nquantization = "int3"\n')
+    backend = FakeBackend([snapshot()], trouble=WRONG)
+    backend.unloadable["tiny"] = WRONG
+    async with bench((160, 24), backend=backend, blame=blame) as it:
+        says = "Correct config.toml:2 and press F5; Alt+O chooses another model"
+        await it.until(lambda: f"{says}  |  cannot load tiny: {WRONG}" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.lifecycle.ready.is_set() and says in it.screen_text())
+        assert it.app.return_code is None, "the file is as before"
+        file.write_text('[engine]\nquantization = "int8"\n')
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.return_code == RESTART)
+
+
+@run
+@pytest.mark.parametrize("of_the_file", [True, False])
+async def test_f5_restarts_the_program_once_the_engines_settings_are_edited(
+    bench: Callable[..., Any], tmp_path: Path, of_the_file: bool
+) -> None:
+    """In place, the engine would start with what the file had before. A remote one does not use the file."""
+    file = configured(tmp_path, "[engine]\nblocks = 64\n")
+    backend = FakeBackend([snapshot()], trouble=EngineError("not enough memory"))
+    backend.unloadable["tiny"] = EngineError("not enough memory")
+    async with bench((160, 24), backend=backend, blame=blame if of_the_file else None) as it:
+        await it.until(lambda: "F5 restarts the engine" in it.screen_text())
+        file.write_text("[engine]\nblocks = 32\n")
+        await it.pilot.press("f5")
+        if of_the_file:
+            await it.until(lambda: it.app.return_code == RESTART)
+        else:
+            await it.until(lambda: "F5 restarts the program" in it.screen_text())
