@@ -15,7 +15,8 @@ from engine.api.codec import Codec, DecodeError, codec, field_types, record
 from engine.api.config import is_amount, is_factor
 from engine.api.errors import BadInput, BadWire, UnknownCommand
 from engine.api.params import SamplingParams
-from engine.api.snapshot import Snapshot, Speeds
+from engine.api.snapshot import Snapshot
+from engine.api.speeds import Speeds
 
 T = TypeVar("T")
 _MAX_NAME = 100  # characters of a scheme's or switch's name

@@ -167,10 +167,11 @@ class Updated(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted(Event):
-    """Cached blocks were evicted: the number since the last such event, at most one a second."""
+class Evicted(RequestEvent):
+    """Cached blocks were evicted: the number since the last such event of that request."""
 
-    blocks: int
+    request: int = -1  # that took their space; -1: none, the cache got smaller
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,11 +111,12 @@ class Change(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What a step reads from device memory: weights once, the cache for each row. What attention computes."""
+    """What a step reads from device memory: weights once, the cache for each row. What a token costs."""
 
     weights: int = 0  # bytes
     cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
     attention: tuple[tuple[int, int], ...] = ()  # likewise: operations of a token for each that it sees
+    products: int = 0  # operations of a token with the weights, whatever their scheme; 0: not counted
 
     def of_context(self, tokens: int) -> int:
         """Bytes of cache that a row with `tokens` tokens of context reads."""
@@ -124,13 +125,6 @@ class Reads(NamedTuple):
     def operations(self, tokens: float) -> float:
         """Operations of the attention of one token that sees `tokens`."""
         return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
-
-
-class Speeds(NamedTuple):
-    """The measured peak speeds of a device."""
-
-    read: float  # bytes per second
-    multiply: float  # floating-point operations per second, in the dtype of the weights
 
 
 class Load(NamedTuple):

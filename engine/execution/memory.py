@@ -11,6 +11,7 @@ import torch
 from engine.api.errors import NoMemory
 from engine.api.snapshot import Reads
 from engine.execution.traffic import weights_read
+from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.main_memory import free_host_memory, host_memory
 from engine.models.base import LanguageModel
@@ -47,11 +48,11 @@ class MemoryMeter:
         """Measure at the next read: weights or cache have changed."""
         self._looked, self._reads = -math.inf, None
 
-    def reads(self) -> Reads:
-        """Bytes that steps read, and the operations of attention, counted again only after a change."""
-        store = self._store
+    def reads(self, weights: Weights | None = None) -> Reads:
+        """Bytes that steps read, and the operations of a token, counted again only after a change."""
+        store, products = self._store, 0 if weights is None else weights.operations
         self._reads = self._reads or Reads(
-            weights_read(self._model), store.read_per_token(), store.operations_per_pair()
+            weights_read(self._model), store.read_per_token(), store.operations_per_pair(), products
         )
         return self._reads
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.api.events import TokenLogprob
 from engine.api.expert_load import ExpertLoad
-from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
+from engine.api.snapshot import Load, Reads, SchemeView, StepSplit
+from engine.api.speeds import Speeds
 from engine.execution.changes import RunnerChange
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.pace import SIZES

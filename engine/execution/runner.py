@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName
 from engine.api.errors import BadInput
-from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
+from engine.api.snapshot import Load, Reads, SchemeView, StepSplit
+from engine.api.speeds import Speeds
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost, use
 from engine.execution import changes
@@ -35,7 +36,7 @@ from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, S
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState
 from engine.execution.split import SAMPLING, StepSplitter
-from engine.execution.traffic import measure, weights_read
+from engine.execution.traffic import SpeedMeter
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
@@ -85,7 +86,7 @@ class ModelRunner:
         self._drafts = StepDrafts(drafters or {}, self._batches, self._sampling_state, slots)
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
-        self._speeds: Speeds | None = None
+        self._speeds = SpeedMeter(device)
         self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
         self.experts = ExpertMeter(model).read
         self.arrivals = Arrivals(store.memory) if shared else Arrivals.on(device, store)  # no rank follows
@@ -316,7 +317,7 @@ class ModelRunner:
         return self._load.read() if self._load else None
 
     def reads(self) -> Reads:
-        return self._memory.reads()
+        return self._memory.reads(self.weights)
 
     def split(self) -> StepSplit | None:
         return self.splitter.means
@@ -324,8 +325,8 @@ class ModelRunner:
     def speeds(self) -> Speeds:
         if self.device.type == "cpu":
             self.splitter.ask()
-        self._speeds = self._speeds or measure(self.device, self.store.dtype, weights_read(self.model))
-        return self._speeds
+        scheme = None if self.weights is None else self.weights.scheme
+        return self._speeds.read(self.model, self.store.dtype, scheme)
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""

@@ -3,19 +3,37 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from engine.api.snapshot import Speeds
+from engine.api.speeds import Speeds
 from engine.kernels.cpu.many_rows import linear
 from engine.models.base import LanguageModel
+from engine.quant.base import Scheme, make_product
+from engine.quant.plain import Plain
 
 _TABLES = ("embed", "rope", "local_rope")  # a step looks up only a few rows of these
 _LEAST, _MOST = 2**20, 2**28  # bytes to read in the measurement
 _SECONDS = 0.1  # duration of each measurement
 _SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply
+
+
+class SpeedMeter:
+    """Measures once for each scheme of the weights."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[str, Speeds] = {}
+
+    def read(self, model: LanguageModel, dtype: torch.dtype, scheme: Scheme | None) -> Speeds:
+        """`dtype`: of the activations. `scheme`: None if the weights have none that can be changed."""
+        name = "" if scheme is None else scheme.name
+        if name not in self._found:
+            self._found[name] = measure(self._device, dtype, weights_read(model), scheme)
+        return self._found[name]
 
 
 def weights_read(model: LanguageModel) -> int:
@@ -30,7 +48,7 @@ def weights_read(model: LanguageModel) -> int:
 
 
 @torch.inference_mode()
-def measure(device: torch.device, dtype: torch.dtype, size: int) -> Speeds:
+def measure(device: torch.device, dtype: torch.dtype, size: int, scheme: Scheme | None = None) -> Speeds:
     """`size`: the bytes a step reads. A small model fits a CPU's caches, so their speed is measured."""
     on_gpu = device.type == "cuda"
     size, side = _MOST if on_gpu else min(max(size, _LEAST), _MOST), _SIDES[device.type]
@@ -38,13 +56,25 @@ def measure(device: torch.device, dtype: torch.dtype, size: int) -> Speeds:
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
         source = torch.ones(size // 4, device=device)
         read = source.nbytes / _best(device, source.sum)
-        left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-        # As layers multiply, on a CPU without instructions for bfloat16 too.
-        return Speeds(read, 2 * side**3 / _best(device, lambda: linear(left, right)))
+        rows, weight = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+        product = _product(scheme, weight)
+        return Speeds(read, 0.0 if product is None else 2 * side**3 / _best(device, lambda: product(rows)))
+
+
+def _product(scheme: Scheme | None, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """As layers multiply. None: it is not known what a GPU can do in this scheme."""
+    if scheme is not None and (weight.device.type == "cpu" or isinstance(scheme, Plain)):
+        return make_product(scheme, weight, None)
+    if scheme is not None and scheme.rounds_activations:
+        return None  # such products are faster than those in the activations' dtype
+    # The others convert weights to the activations' dtype, so that is their limit.
+    # Without a scheme also on a CPU, perhaps one without instructions for bfloat16.
+    return partial(linear, weight=weight)
 
 
 def _best(device: torch.device, work: Callable[[], object]) -> float:
     """The shortest of many runs, in seconds, because other programs use the device too."""
+    work()  # the first time may compile something
     best, end = float("inf"), time.perf_counter() + _SECONDS
     while True:
         began = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
+from engine.api.config import ExpertsSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.execution.protocol import WeightsPlan
@@ -16,6 +17,7 @@ from engine.main_memory import trim_heap
 from engine.models.base import ForeignProducts, LanguageModel
 from engine.models.decoder import Decoder, block
 from engine.quant.base import Scheme
+from engine.quant.experts import ExpertsLinear
 from engine.quant.linear import Linear
 from engine.quant.plain import has_copy
 from engine.quant.registry import named, names, why_not
@@ -96,10 +98,21 @@ class Weights:
     def _freed_bytes(self, model: Decoder | ForeignProducts, scheme: Scheme) -> int:
         return int((self._nbytes(model, self.scheme) - self._nbytes(model, scheme)) * self._share)
 
+    @property
+    def operations(self) -> int:
+        """Those of a token's products, in any scheme. 0: not counted, as transformers runs the model."""
+        if not isinstance(model := self._model, Decoder):
+            return 0
+        ranks = 1 if model.collective is None else model.collective.ranks
+        head = 2 * -(-model.config.vocab // ranks) * model.config.hidden
+        return self._shapes(model).operations + (0 if model.config.after else head)
+
+    def _shapes(self, model: Decoder) -> "LayerShapes":
+        self._layers = self._layers or LayerShapes.of(model)
+        return self._layers
+
     def _nbytes(self, model: Decoder | ForeignProducts, scheme: Scheme) -> int:
-        if self._layers is None and isinstance(model, Decoder):
-            self._layers = LayerShapes.of(model)
-        return nbytes(model, scheme, self._layers)
+        return nbytes(model, scheme, self._shapes(model) if isinstance(model, Decoder) else None)
 
     def _view(self, name: str, blocks_with: BlocksWith) -> SchemeView:
         if (model := self._model) is None:
@@ -123,6 +136,7 @@ class LayerShapes(NamedTuple):
     # How many: outputs, inputs, and bytes if no scheme changes them.
     products: Counter[tuple[int, int, int | None]]
     rest: int  # bytes
+    operations: int  # of a token's products: two for each weight, of experts for each that is chosen
 
     @classmethod
     def of(cls, model: Decoder) -> Self:
@@ -136,13 +150,22 @@ class LayerShapes(NamedTuple):
         shapes = Counter(
             (*part.weight.shape, None if part.quantizes else part.weight.nbytes) for part in products
         )
-        return cls(shapes, sum(each.nbytes for each in others))
+        rest = sum(each.nbytes for each in others)
+        return cls(shapes, rest, 2 * sum(_weights_used(part, config.experts) for part in products))
 
     def nbytes(self, scheme: Scheme, dtype: torch.dtype) -> int:
         return self.rest + sum(
             count * (scheme.nbytes(outputs, inputs, dtype) if own is None else own)
             for (outputs, inputs, own), count in self.products.items()
         )
+
+
+def _weights_used(product: Linear, experts: ExpertsSpec | None) -> int:
+    """How many weights a token is multiplied with."""
+    count = product.weight.numel()
+    if experts is None or not isinstance(product, ExpertsLinear):
+        return count
+    return count // product.experts * experts.chosen
 
 
 def nbytes(model: Decoder | ForeignProducts, scheme: Scheme, layers: LayerShapes | None = None) -> int:

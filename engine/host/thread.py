@@ -11,9 +11,9 @@ from engine.api.errors import EngineError
 from engine.api.events import Handler, log
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
-from engine.serving.block_reports import report_blocks
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
+from engine.serving.reports.blocks import report_blocks
 from engine.serving.transfers import TierProblems, send_orders
 from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat

@@ -1,11 +1,12 @@
 """The block pool. Each block is in one state: free, cached (findable, not held), in use, or in transfer."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 
+NOBODY = -1  # for whom blocks are evicted if the pool shrinks
 _COLUMNS = ("refs", "owner", "place", "used_at", "dropped", "moved")  # of numbers by block
 
 
@@ -30,6 +31,7 @@ class BlockPool:
         self.moved = np.zeros(size, np.int8)  # its last copy to or from a tier, until it is taken; 0: none
         self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0
+        self.unreported = Counter[int]()  # by the request that took the space
         self._free: deque[int] = deque(range(size))
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
         self._copied: OrderedDict[int, None] = OrderedDict()  # the same, with a copy in a lower tier
@@ -67,7 +69,7 @@ class BlockPool:
         if not self.can_allocate(count):
             raise ValueError(f"cannot allocate {count} blocks: {self.available} of {self.size} are available")
         # In order, so that neighbors can be copied together.
-        taken = sorted(self._free.popleft() if self._free else self._evict() for _ in range(count))
+        taken = sorted(self._free.popleft() if self._free else self._evict(owner) for _ in range(count))
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
             self.dropped[block] = False
@@ -189,12 +191,12 @@ class BlockPool:
         if self.in_use > size:
             raise ValueError(f"cannot shrink to {size} blocks: {self.in_use} are in use")
         beyond = [block for block in (*self._copied, *self._idle) if block >= size]
-        self.evictions += len(beyond)
+        self._count_evictions(len(beyond), NOBODY)
         self.forget(beyond)
         self._free = deque(block for block in self._free if block < size)
         moved = {}
         for block in (np.flatnonzero(self.refs[size:]) + size).tolist():
-            to = moved[block] = self._free.popleft() if self._free else self._evict()
+            to = moved[block] = self._free.popleft() if self._free else self._evict(NOBODY)
             for name in _COLUMNS:
                 column = getattr(self, name)
                 column[to] = column[block]
@@ -210,13 +212,17 @@ class BlockPool:
         """The blocks with contents: in use or cached."""
         return [*np.flatnonzero(self.refs).tolist(), *self._copied, *self._idle]
 
-    def _evict(self) -> int:
+    def _evict(self, owner: int) -> int:
         block, _ = (self._copied or self._idle).popitem(last=False)
         key = self._key_of.pop(block)
         del self._by_key[key]
         self._note([key], findable=False)
-        self.evictions += 1
+        self._count_evictions(1, owner)
         return block
+
+    def _count_evictions(self, count: int, owner: int) -> None:
+        self.evictions += count
+        self.unreported[owner] += count
 
     def _take_idle(self, block: int) -> None:
         del (self._copied if block in self._copied else self._idle)[block]

@@ -154,7 +154,7 @@ class Int8:
     rounds_activations: bool = False
     graphs: bool = True
     head: str = "int8"
-    kernels: str = "integer products or byte table sums on a CPU, Triton on CUDA"
+    kernels: str = "a compiled or integer product or byte table sums on a CPU, Triton on CUDA"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None

@@ -60,7 +60,8 @@ class Plain:
 
     @property
     def kernels(self) -> str:
-        return "plain products, with packed weights on a CPU"
+        compiled = "compiled or " if self.dtype in (None, torch.bfloat16) else ""  # as `plain` does
+        return f"plain products, {compiled}with packed weights on a CPU"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None

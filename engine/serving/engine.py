@@ -32,6 +32,7 @@ from engine.serving.ranks import ALONE, Ranks
 from engine.serving.recordings.recorder import EngineRecording
 from engine.serving.recordings.replay import Origin
 from engine.serving.reply import Sink, TextStream
+from engine.serving.reports.evictions import EvictionReports
 from engine.serving.switches import Switches
 from engine.text.tokenizer import Tokenizer
 
@@ -62,6 +63,7 @@ class Engine:
         self.outputs = OutputProcessor(scheduler, self.meters, bus, self.clock, self._number, limits.stop_ids)
         self._seeds, self._costs = random.Random(seed), StepCosts(scheduler, self.meters.forms)
         self._flights: deque[Flight] = deque()
+        self._evictions = EvictionReports(scheduler, bus)
         self._recording, self.adapters = EngineRecording(scheduler), AdapterRegistry(scheduler, info.model)
         self._switches, self._lifecycle = Switches(scheduler, runner), Lifecycle(scheduler)
 
@@ -249,10 +251,12 @@ class Engine:
         if self._lifecycle.changing is not None:
             self._drain()
             self._lifecycle.advance(self.runner)
+            self._evictions.report()
             return True
         follows = bool(self.scheduler.transfers.in_flight) and self._take_transfers()
         began = self.clock()
         step = self.scheduler.schedule()
+        self._evictions.report()
         scheduling = self.clock() - began
         if sends := bool(self.scheduler.transfers.orders):
             transfers.send_orders(self.scheduler, self.runner)
@@ -313,8 +317,6 @@ class Engine:
         self.outputs.take(step, result, now)
         spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
         self.meters.step(now, step, prefill, spent)
-        if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
-            self.bus.emit(events.Evicted(step.number, now, blocks))
 
     def record(self, path: Path) -> None:
         """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.

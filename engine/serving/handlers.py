@@ -12,9 +12,9 @@ from engine.api.events import BlocksSent
 from engine.api.params import Grammar, SamplingParams
 from engine.models.adapters.find import find_adapter
 from engine.scheduling.scheduler import Scheduler
-from engine.serving.block_reports import start_reports
 from engine.serving.engine import Engine
 from engine.serving.reply import Sink
+from engine.serving.reports.blocks import start_reports
 
 
 @dataclass(frozen=True, slots=True)

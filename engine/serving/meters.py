@@ -34,7 +34,6 @@ class Meters:
         self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
         self._usual = 0.0  # seconds of a step, as a running mean
         self._paused = False  # the newest step seemed to include a pause
-        self._evictions = (-_WINDOW, 0)  # time of the last report, and the count reported
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
@@ -67,14 +66,6 @@ class Meters:
         A slow step without a prompt is one, unless the step before was slow, too.
         """
         return 0 < _PAUSE_STEPS * self._usual < seconds and seconds > _PAUSE
-
-    def evicted(self, now: float, count: int) -> int:
-        """The evictions to report now, given the total; at most one report a second."""
-        reported_at, reported = self._evictions
-        if count <= reported or now - reported_at < _WINDOW:
-            return 0
-        self._evictions = now, count
-        return count - reported
 
     def times(self) -> StepTimes:
         recent = self._newest()

@@ -25,7 +25,8 @@ from engine.api.events import Delta, Event, Switched, TokenLogprob
 from engine.api.layout import PromptLayout, TokenSpan
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import Snapshot, Speeds
+from engine.api.snapshot import Snapshot
+from engine.api.speeds import Speeds
 from minichat.clients.bridge import gathered
 from minichat.clients.protocol import Pace, Past, Progress, Prompt
 

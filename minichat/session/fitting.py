@@ -30,15 +30,15 @@ class PromptFit:
         return self.room - self.tokens
 
     def __str__(self) -> str:
-        return f"{self.tokens:,} tokens; {self.model} takes {self.room:,}"
+        beside = f" beside the {self.reply:,} of max_tokens" if self.reply else ""
+        return f"{self.tokens:,} tokens; {self.model} takes {self.room:,}{beside}"
 
     def refusal(self, larger: str) -> str:
         """The error if it does not fit. `larger` says how to choose a larger model, if possible."""
-        beside = f" beside the {self.reply:,} of max_tokens" if self.reply else ""
         ways = [f"shorten the {self.longest}", "lower max_tokens" if self.reply else "", larger]
         *first, last = filter(None, ways)
         sentence = f"{', '.join(first)} or {last}" if first else last
-        return f"{self}{beside}. {sentence[0].upper()}{sentence[1:]}"
+        return f"{self}. {sentence[0].upper()}{sentence[1:]}"
 
 
 def room_for(conversation: Conversation, shot: Snapshot) -> int:

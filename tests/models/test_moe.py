@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.api.config import ModelPlace
+from engine.execution.weights import Weights
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, block
 from engine.models.layers.moe import MoE
@@ -117,6 +118,16 @@ def test_quantized_experts_stay_near(scheme: str, tmp_path: Path) -> None:
     assert type(part.router) is type(part_of(exact).router)
     found, wanted = logits_of(model), logits_of(exact)
     assert 0 < (found - wanted).norm() < 0.5 * wanted.norm()
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_only_chosen_experts_count_as_operations(scheme: str, tmp_path: Path) -> None:
+    found = []
+    for chosen in (1, 3):
+        reference("Qwen3Moe", EXPERTS | WIDE | {"num_experts_per_tok": chosen}, tmp_path / str(chosen))
+        found.append(Weights(loaded(tmp_path / str(chosen), scheme), scheme, share=1.0).operations)
+    layers = len(loaded(tmp_path / "1").layers)
+    assert found[1] - found[0] == 2 * layers * 2 * 3 * 64 * 32, "two more experts of three products"
 
 
 @pytest.mark.parametrize("packer", [Gptq(), Fp8()], ids=["gptq", "fp8"])

@@ -21,11 +21,11 @@ from engine.api.snapshot import (
     RequestView,
     SchemeView,
     Snapshot,
-    Speeds,
     StepTimes,
     Switch,
     Throughput,
 )
+from engine.api.speeds import Speeds
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend

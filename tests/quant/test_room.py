@@ -8,6 +8,7 @@ import pytest
 
 from engine import assembly, cache_plan
 from engine.api.errors import BadInput
+from engine.api.events import Event, Evicted
 from engine.api.request import Finish
 from engine.execution.weights import Weights
 from engine.serving.engine import Engine
@@ -51,6 +52,8 @@ class TestRoom:
     ) -> None:
         """A request that keeps its blocks gives the same reply as if they had not been moved."""
         engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, preemption="recompute")
+        events = list[Event]()
+        engine.bus.subscribe(events.append)
         switch(engine, "int4")
         large = engine.scheduler.pool.size
         assert large > 60
@@ -61,6 +64,9 @@ class TestRoom:
         assert engine.scheduler.pool.size == 36
         assert engine.scheduler.preemptions > 0, "no request was preempted"
         assert engine.scheduler.running, "every request was preempted"
+        evicted = [event for event in events if isinstance(event, Evicted)]
+        assert evicted[-1].request == -1, "no request took their space"
+        assert sum(event.blocks for event in evicted) == engine.scheduler.pool.evictions
         drain(engine)
         assert [each.finish for each in outputs] == [Finish.LENGTH] * len(outputs)
 

@@ -29,7 +29,7 @@ REFERENCE = Path(str(files("minichat.bench"))) / "reference.jsonl"
 
 def cases(setup: Setup) -> Iterator[Case]:
     prompt, reply, requests = setup.sizes
-    yield Case("device", partial(_device, setup), "its memory read, and products in the weights' dtype")
+    yield Case("device", partial(_device, setup), "its memory read, and products as the layers multiply")
     name = setup.settings["model"]
     for rows in setup.rows_or((1, 8), (1, 32, 256)):
         about = f"{name}, prompts of {prompt} tokens, replies of {reply}"

@@ -12,7 +12,8 @@ from textual.widgets import Static
 
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
-from engine.api.snapshot import Snapshot, Speeds
+from engine.api.snapshot import Snapshot
+from engine.api.speeds import Speeds
 from minichat.clients.protocol import Backend
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.why.speed import Speed, Use, explain

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.api.snapshot import RequestView, Snapshot, Speeds, StepSplit, StepTimes
+from engine.api.snapshot import RequestView, Snapshot, StepSplit, StepTimes
+from engine.api.speeds import Speeds
 from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
@@ -24,6 +25,10 @@ class Use:
     @property
     def share(self) -> float:
         return self.rate / self.most if self.most else 0.0
+
+    @property
+    def known(self) -> bool:
+        return bool(self.amount and self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,8 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     cache = caches // max(1, len(shot.replicas))  # a step is one of one replica
     weights = shot.reads.weights if rates.steps else 0
     seconds = times.total or 1.0
-    known = shot.quantization == "none" and shot.dtype in _WIDTH
-    products = 2 * (weights / _WIDTH[shot.dtype]) * rates.step_tokens if known else 0.0
-    attention = _attention(shot) if known else 0.0
+    products = _products(shot)
+    attention = _attention(shot) if products else 0.0
     operations = products + attention
     memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
@@ -83,6 +87,16 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         joining=shot.joining,
         traffic=shot.traffic,
     )
+
+
+def _products(shot: Snapshot) -> float:
+    """Operations of products per step; 0 if they are not known."""
+    if not shot.rates.steps:
+        return 0.0
+    each: float = shot.reads.products
+    if not each and shot.quantization == "none" and shot.dtype in _WIDTH:  # not counted
+        each = 2 * shot.reads.weights / _WIDTH[shot.dtype]
+    return each * shot.rates.step_tokens
 
 
 def _kept(shot: Snapshot, request: RequestView) -> int:
@@ -192,6 +206,11 @@ def _compute_bound(shot: Snapshot, rows: int, chats: str, arithmetic: Use) -> st
 
 def _far_from_limits(shot: Snapshot, chats: str, memory: Use, arithmetic: Use, attention: float) -> str:
     """What limits a step that is near no limit of the device."""
+    if not arithmetic.known:
+        return (
+            f"Not limited by memory ({memory.share:.0%}); how fast this device multiplies weights in "
+            f"{shot.quantization} is not known."
+        )
     if _reads_prompts(shot) and attention > arithmetic.amount / 2:
         return (
             f"Limited by attention over long prompts: it is {attention / arithmetic.amount:.0%} of the "
@@ -218,7 +237,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
         return ""
     exchanges = shot.joining * shot.step_times.total
     alone = (ranks - 1) * memory.amount / memory.most
-    small = arithmetic.amount and max(memory.share, arithmetic.share) < _HELD
+    small = arithmetic.known and max(memory.share, arithmetic.share) < _HELD
     if exchanges > alone:
         why = f"one device would read what the others do in {duration(alone)}"
     elif small and shot.joining >= _NOTED:
@@ -234,7 +253,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
 def _room(rows: int, memory: Use, arithmetic: Use) -> str:
     """How many rows can share one read of the weights before the arithmetic takes longer than the read."""
     if not arithmetic.share:
-        return "more concurrent chats cost almost nothing"
+        return "more concurrent chats share one read"
     most = int(rows * memory.share / arithmetic.share)
     if most <= 2 * rows:
         return "more concurrent chats slow each other down"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.api.snapshot import RankView, Reads, Speeds, StepTimes
+from engine.api.snapshot import RankView, Reads, StepTimes
+from engine.api.speeds import Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII

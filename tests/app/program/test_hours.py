@@ -68,7 +68,7 @@ async def test_random_keys(bench: Callable[..., Any], seed: int, steps: int) -> 
                 it.backend.emit(
                     Admitted(1, 1.0, last, 0),
                     FirstToken(1, 1.0, last, 0.1),
-                    Evicted(1, 1.0, 3),
+                    Evicted(1, 1.0, last, 3),
                     Quantizing(1, 1.0, "int8", 1, 8),
                     Quantized(1, 1.0, "int8", "none", 64, 1.0, ""),
                 )

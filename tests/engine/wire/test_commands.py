@@ -22,7 +22,7 @@ from engine.api.commands import (
 )
 from engine.api.errors import BadInput, BadParams, BadWire, EngineError, UnknownCommand
 from engine.api.params import Grammar, GrammarKind, SamplingParams
-from engine.api.snapshot import Speeds
+from engine.api.speeds import Speeds
 from engine.serving.handlers import HANDLERS
 from tests.engine.ledger import ledger_engine
 

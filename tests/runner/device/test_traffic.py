@@ -1,18 +1,24 @@
 """The bytes that a step reads, and the measured speed of the device."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from engine.api.cache_spec import LayerSpec
 from engine.api.snapshot import Reads
+from engine.execution import traffic
 from engine.execution.traffic import measure, weights_read
 from engine.kv.store import KVStore
+from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
+from engine.quant.registry import named
+from tests.quant.changing import switch
 from tests.runner.small import engine_on
 
 
@@ -77,8 +83,43 @@ def test_a_device_is_measured() -> None:
     assert speeds.multiply > 1e6
 
 
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4", "fp32"])
+def test_operations_count_in_every_scheme(llama: Path, scheme: str) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    hidden, width, heads = (
+        config[name] for name in ("hidden_size", "intermediate_size", "num_key_value_heads")
+    )
+    keys = heads * hidden // config["num_attention_heads"]
+    layer = 2 * hidden * (hidden + keys) + 3 * hidden * width
+    weights = config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
+    assert engine_on(llama, quantization=scheme).snapshot().reads.products == 2 * weights
+
+
 def test_the_measured_product_is_that_of_the_layers() -> None:
     with Calls() as calls:
         measure(torch.device("cpu"), torch.bfloat16, 2**20)
     assert linear in calls.functions
     assert not calls.functions & {torch.Tensor.matmul, torch.Tensor.__matmul__, torch.matmul, torch.mm}
+
+
+def test_each_scheme_is_measured_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def product(scheme: Scheme, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        made.append(scheme.name)
+        return Linear(nn.Parameter(weight, requires_grad=False))
+
+    monkeypatch.setattr(traffic, "_SECONDS", 0.0)
+    monkeypatch.setattr(traffic, "make_product", product)
+    engine = engine_on(llama)
+    for scheme in ("none", "int8", "none", "int8"):
+        switch(engine, scheme)
+        for _ in range(2):
+            assert engine.runner.speeds().multiply > 0
+    assert made == ["none", "int8"]
+
+
+def test_a_gpu_whose_limit_is_not_known_has_none() -> None:
+    weight = torch.empty(4, 4, device="meta")
+    assert traffic._product(named("fp8"), weight) is None, "it multiplies faster in 8 bits"
+    assert traffic._product(named("int4"), weight) is not None, "it multiplies in the activations' dtype"

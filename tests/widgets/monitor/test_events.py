@@ -63,7 +63,7 @@ def log() -> EventLog:
         ),
         (events.StepBroke(1, 0, "bad", (1, 2)), ("failed", "a step with 2 requests: bad")),
         (events.Died(1, 0, "gone"), ("died", "gone")),
-        (events.Evicted(1, 0, 12), ("evicted", "12 cached blocks")),
+        (events.Evicted(1, 0, 3, 12), ("evicted", "12 cached blocks")),
         (
             events.TierProblem(1, 0, "disk", "/kv: No space left on device"),
             ("tier off", "disk: /kv: No space left on device"),

@@ -1,0 +1,1 @@
+"""Reports of what happens to cached blocks, as events."""

@@ -1,0 +1,36 @@
+"""What limits the speed of a step whose weights have a scheme."""
+
+from dataclasses import replace
+
+from engine.api.snapshot import Reads, StepTimes
+from minichat.features.why.feature import described
+from minichat.features.why.speed import explain
+from minichat.ui.monitor.pane import ASCII
+from tests.app.engine.test_why import SPEEDS, shot
+
+COUNTED = Reads(100_000_000, ((0, 1000),), products=400_000_000)  # of weights in 4 bits
+
+
+def test_products_count_whatever_the_scheme() -> None:
+    packed = shot(StepTimes(launch=0.05), tokens=5.0, quantization="int4", reads=COUNTED)
+    speed = explain(packed, SPEEDS)
+    assert speed.arithmetic.amount == 5 * 400_000_000
+    assert (
+        "nor arithmetic (40%)" not in speed.sentence and "arithmetic  " in described(speed, 60, ASCII).plain
+    )
+    assert speed.sentence.startswith("Compute-bound: 40% of the device's peak;")
+    assert "(4%)" in explain(replace(packed, step_times=StepTimes(launch=0.5)), SPEEDS).sentence
+
+
+def test_arithmetic_that_is_not_known_is_no_reason() -> None:
+    packed = shot(StepTimes(launch=0.0125), quantization="int4")
+    assert explain(packed, SPEEDS).arithmetic.amount == 0
+    assert explain(packed, SPEEDS).sentence == (
+        "Memory-bound (weights): 1 row uses 81% of the memory bandwidth; "
+        "more concurrent chats share one read."
+    )
+    packed = replace(packed, step_times=StepTimes(launch=0.1))
+    for speeds, reads in (SPEEDS, packed.reads), (SPEEDS._replace(multiply=0), COUNTED):
+        assert explain(replace(packed, reads=reads), speeds).sentence == (
+            "Not limited by memory (10%); how fast this device multiplies weights in int4 is not known."
+        )
