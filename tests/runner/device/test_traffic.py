@@ -112,11 +112,11 @@ def test_each_scheme_is_measured_once(llama: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(traffic, "_SECONDS", 0.0)
     monkeypatch.setattr(traffic, "make_product", product)
     engine = engine_on(llama)
-    for scheme in ("none", "int8", "none", "int8"):
+    for scheme in ("int8", "none", "int8", "none"):  # at last as it was: other tests share the model
         switch(engine, scheme)
         for _ in range(2):
             assert engine.runner.speeds().multiply > 0
-    assert made == ["none", "int8"]
+    assert made == ["int8", "none"]
 
 
 def test_a_gpu_whose_limit_is_not_known_has_none() -> None:
