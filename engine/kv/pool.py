@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-NOBODY = -1  # for whom blocks are evicted if the pool shrinks
+NO_REQUEST = -1  # instead of a request id, for evictions because the pool shrinks
 _COLUMNS = ("refs", "owner", "place", "used_at", "dropped", "moved")  # of numbers by block
 
 
@@ -191,12 +191,12 @@ class BlockPool:
         if self.in_use > size:
             raise ValueError(f"cannot shrink to {size} blocks: {self.in_use} are in use")
         beyond = [block for block in (*self._copied, *self._idle) if block >= size]
-        self._count_evictions(len(beyond), NOBODY)
+        self._count_evictions(len(beyond), NO_REQUEST)
         self.forget(beyond)
         self._free = deque(block for block in self._free if block < size)
         moved = {}
         for block in (np.flatnonzero(self.refs[size:]) + size).tolist():
-            to = moved[block] = self._free.popleft() if self._free else self._evict(NOBODY)
+            to = moved[block] = self._free.popleft() if self._free else self._evict(NO_REQUEST)
             for name in _COLUMNS:
                 column = getattr(self, name)
                 column[to] = column[block]
