@@ -18,8 +18,8 @@ from engine.api.errors import BadInput
 from engine.api.events import Bus, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Request
-from engine.api.snapshot import Reads, SchemeView
-from engine.api.speeds import Speeds
+from engine.api.snapshot import SchemeView
+from engine.api.speeds import Reads, Speeds
 from engine.execution.changes import RunnerChange
 from engine.execution.protocol import BAD, Compilation, Fit, ReadAdapter, StepKind, StepResult, TopTokens
 from engine.grammar.grammars import Grammars

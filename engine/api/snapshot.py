@@ -10,6 +10,7 @@ import numpy as np
 from engine.api.errors import ContextBound
 from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
+from engine.api.speeds import Reads
 
 
 class Speculation(NamedTuple):
@@ -108,23 +109,6 @@ class Change(NamedTuple):
     total: int = 0
     error: str = ""  # why the old scheme is kept or being restored
     over: bool = False
-
-
-class Reads(NamedTuple):
-    """What a step reads from device memory: weights once, the cache for each row. What a token costs."""
-
-    weights: int = 0  # bytes
-    cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
-    attention: tuple[tuple[int, int], ...] = ()  # likewise: operations of a token for each that it sees
-    products: int = 0  # operations of a token with the weights, whatever their scheme; 0: not counted
-
-    def of_context(self, tokens: int) -> int:
-        """Bytes of cache that a row with `tokens` tokens of context reads."""
-        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
-
-    def operations(self, tokens: float) -> float:
-        """Operations of the attention of one token that sees `tokens`."""
-        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
 
 
 class Load(NamedTuple):

@@ -1,6 +1,30 @@
-"""What a device can do at most, which explains how fast steps are."""
+"""What a step costs and what a device can do at most, which together explain how fast steps are."""
 
 from typing import NamedTuple
+
+
+class Reads(NamedTuple):
+    """What a step reads from device memory: weights once, the cache for each row. What a token costs."""
+
+    weights: int = 0  # bytes
+    cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
+    attention: tuple[tuple[int, int], ...] = ()  # likewise: operations of a token for each that it sees
+    products: int = 0  # operations of a token with the weights, whatever their scheme; 0: not counted
+    head: int = 0  # those of `products` for logits, which most tokens of a prompt do not need
+    experts: int = 0  # those of the weights' bytes of which a step reads the experts that its tokens choose
+    chosen: float = 1.0  # the share of a layer's experts that a token chooses
+
+    def of_step(self, tokens: float) -> int:
+        """Bytes of weights that a step of `tokens` tokens reads, if these choose experts evenly."""
+        return self.weights - round(self.experts * (1 - self.chosen) ** tokens)
+
+    def of_context(self, tokens: int) -> int:
+        """Bytes of cache that a row with `tokens` tokens of context reads."""
+        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
+
+    def operations(self, tokens: float) -> float:
+        """Operations of the attention of one token that sees `tokens`."""
+        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
 
 
 class Speeds(NamedTuple):

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from engine.api.errors import NoMemory
-from engine.api.snapshot import Reads
-from engine.execution.traffic import weights_read
+from engine.api.speeds import Reads
+from engine.execution.traffic import experts_read, weights_read
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.main_memory import free_host_memory, host_memory
@@ -50,9 +50,14 @@ class MemoryMeter:
 
     def reads(self, weights: Weights | None = None) -> Reads:
         """Bytes that steps read, and the operations of a token, counted again only after a change."""
-        store, products = self._store, 0 if weights is None else weights.operations
+        store, (products, head) = self._store, (0, 0) if weights is None else weights.operations
         self._reads = self._reads or Reads(
-            weights_read(self._model), store.read_per_token(), store.operations_per_pair(), products
+            weights_read(self._model),
+            store.read_per_token(),
+            store.operations_per_pair(),
+            products,
+            head,
+            *experts_read(self._model),
         )
         return self._reads
 

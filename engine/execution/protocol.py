@@ -9,8 +9,8 @@ import numpy as np
 
 from engine.api.events import TokenLogprob
 from engine.api.expert_load import ExpertLoad
-from engine.api.snapshot import Load, Reads, SchemeView, StepSplit
-from engine.api.speeds import Speeds
+from engine.api.snapshot import Load, SchemeView, StepSplit
+from engine.api.speeds import Reads, Speeds
 from engine.execution.changes import RunnerChange
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.pace import SIZES

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.api.cache_spec import KvSchemeName
 from engine.api.errors import BadInput
-from engine.api.snapshot import Load, Reads, SchemeView, StepSplit
-from engine.api.speeds import Speeds
+from engine.api.snapshot import Load, SchemeView, StepSplit
+from engine.api.speeds import Reads, Speeds
 from engine.attention.base import AttentionBackend, attending, why_no_kv_scheme
 from engine.devices import give_back, lost, use
 from engine.execution import changes

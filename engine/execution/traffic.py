@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engine.api.speeds import Speeds
 from engine.kernels.cpu.many_rows import linear
 from engine.models.base import LanguageModel
+from engine.models.layers.moe import MoE
 from engine.quant.base import Scheme, make_product
 from engine.quant.plain import Plain
 
@@ -37,7 +38,9 @@ class SpeedMeter:
 
 
 def weights_read(model: LanguageModel) -> int:
-    """Bytes of weights that each step reads. An embedding that is also the output matrix is read in full."""
+    """Bytes of weights that a step reads, with all experts. An embedding that is also the output matrix is
+    read in full.
+    """
     read: dict[int, int] = {}
     for module in model.modules():
         own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
@@ -45,6 +48,16 @@ def weights_read(model: LanguageModel) -> int:
             if name not in _TABLES and not isinstance(module, nn.Embedding):
                 read[id(tensor)] = tensor.nbytes
     return sum(read.values())
+
+
+def experts_read(model: LanguageModel) -> tuple[int, float]:
+    """Bytes of weights that belong to single experts, and the share of a layer's that a token chooses."""
+    mixtures = [part for part in model.modules() if isinstance(part, MoE)]
+    if not mixtures:
+        return 0, 1.0
+    products = [product for each in mixtures for product in (each.gate_up, each.down)]
+    held = sum(tensor.nbytes for each in products for tensor in chain(each.parameters(), each.buffers()))
+    return held, mixtures[0].spec.chosen / mixtures[0].spec.count
 
 
 @torch.inference_mode()

@@ -99,13 +99,15 @@ class Weights:
         return int((self._nbytes(model, self.scheme) - self._nbytes(model, scheme)) * self._share)
 
     @property
-    def operations(self) -> int:
-        """Those of a token's products, in any scheme. 0: not counted, as transformers runs the model."""
+    def operations(self) -> tuple[int, int]:
+        """Those of a token's products, in any scheme, and the head's share of them. 0: not counted, as
+        transformers runs the model.
+        """
         if not isinstance(model := self._model, Decoder):
-            return 0
+            return 0, 0
         ranks = 1 if model.collective is None else model.collective.ranks
-        head = 2 * -(-model.config.vocab // ranks) * model.config.hidden
-        return self._shapes(model).operations + (0 if model.config.after else head)
+        head = 0 if model.config.after else 2 * -(-model.config.vocab // ranks) * model.config.hidden
+        return self._shapes(model).operations + head, head
 
     def _shapes(self, model: Decoder) -> "LayerShapes":
         self._layers = self._layers or LayerShapes.of(model)

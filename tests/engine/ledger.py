@@ -14,7 +14,7 @@ import numpy as np
 from engine.api.events import Bus
 from engine.api.params import SPECULATION
 from engine.api.request import Request
-from engine.api.snapshot import Reads
+from engine.api.speeds import Reads
 from engine.execution.changes import RunnerChange, UseGraphs
 from engine.execution.protocol import PIECE_SIZES, BlockScores, Compilation, StepKind, StepResult, TopTokens
 from engine.execution.transfers import TransferRunner

@@ -17,7 +17,6 @@ from engine.api.snapshot import (
     BlockView,
     FormTime,
     Load,
-    Reads,
     RequestView,
     SchemeView,
     Snapshot,
@@ -25,7 +24,7 @@ from engine.api.snapshot import (
     Switch,
     Throughput,
 )
-from engine.api.speeds import Speeds
+from engine.api.speeds import Reads, Speeds
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend

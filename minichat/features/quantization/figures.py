@@ -9,6 +9,7 @@ from minichat.models.progress import size
 from minichat.models.welcome import is_dry
 from minichat.plural import plural
 from minichat.ui.marks import Marks
+from minichat.ui.monitor.figures import one_rank
 
 LABEL = 13  # cells
 _BAR = 20  # cells of the progress bar
@@ -38,7 +39,7 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
-        *([("sizes", "of one rank", None)] if shot.ranks else []),
+        *([("sizes", f"of {whose}", None)] if (whose := one_rank(shot)) else []),
     )
 
 

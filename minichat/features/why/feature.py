@@ -121,7 +121,12 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
     held = size(speed.held)  # as the monitor shows it
     if 0 < speed.weights < speed.held and held != size(speed.weights):
-        whole = f"(of {held} {'on a rank' if speed.ranks else 'in all'}: the embedding is only looked up)"
+        rest = (
+            "experts that no token chooses are not read"
+            if speed.experts
+            else "the embedding is only looked up"
+        )
+        whole = f"(of {held} {'on a rank' if speed.ranks else 'in all'}: {rest})"
         lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)

@@ -42,6 +42,7 @@ class Speed:
     steps: float  # per second; of the same steps as the times
     weights: int  # bytes read per step
     held: int  # bytes of all weights; 0: unknown
+    experts: bool  # whether a step may leave some of them out
     cache: int
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
@@ -62,7 +63,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     times, rates = shot.step_times, shot.rates
     caches = sum(shot.reads.of_context(_kept(shot, each)) for each in shot.requests if each.phase in _RUNNING)
     cache = caches // max(1, len(shot.replicas))  # a step is one of one replica
-    weights = shot.reads.weights if rates.steps else 0
+    weights = shot.reads.of_step(rates.step_tokens) if rates.steps else 0
     seconds = times.total or 1.0
     products = _products(shot)
     attention = _attention(shot) if products else 0.0
@@ -77,6 +78,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         steps=shot.pace or rates.steps,  # an older engine reports no pace
         weights=weights,
         held=shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
+        experts=bool(shot.reads.experts),
         cache=cache,
         memory=memory,
         arithmetic=arithmetic,
@@ -91,12 +93,14 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
 
 def _products(shot: Snapshot) -> float:
     """Operations of products per step; 0 if they are not known."""
-    if not shot.rates.steps:
+    reads, rates = shot.reads, shot.rates
+    if not rates.steps:
         return 0.0
-    each: float = shot.reads.products
+    each: float = reads.products
     if not each and shot.quantization == "none" and shot.dtype in _WIDTH:  # not counted
-        each = 2 * shot.reads.weights / _WIDTH[shot.dtype]
-    return each * shot.rates.step_tokens
+        each = 2 * reads.weights / _WIDTH[shot.dtype]
+    with_logits = max(rates.step_tokens - rates.prefill / rates.steps, rates.batch)
+    return each * rates.step_tokens - reads.head * max(rates.step_tokens - with_logits, 0)
 
 
 def _kept(shot: Snapshot, request: RequestView) -> int:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterable
 
+from engine.api.snapshot import Snapshot
+
 _RANGES = 3
 _REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its replica, and its process
 _SIZES = ("B", "kB", "MB", "GB", "TB")
@@ -44,6 +46,12 @@ def size(count: float) -> str:
     while count >= 999.5 and unit < len(_SIZES) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
+
+
+def one_rank(shot: Snapshot) -> str:
+    """Whose memory the figures of a shared model are: "one rank", in a fleet "one rank each"; else empty."""
+    each = " each" if len(shot.replicas) > 1 else ""
+    return f"one rank{each}" if shot.ranks else ""
 
 
 def request_name(id: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.snapshot import Change, RankView, SchemeView, TierView
+from engine.api.snapshot import Change, RankView, ReplicaView, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization import drawer
 from minichat.features.quantization.figures import memory, room, scheme, schemes
@@ -55,6 +55,9 @@ def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     ranks = tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), device="cpu", ranks=ranks))}
     assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
+    replicas = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 8, 0, 0) for number in range(2))
+    rows = {row[0]: row[1] for row in scheme(replace(snapshot(), ranks=ranks, replicas=replicas))}
+    assert rows["sizes"] == "of one rank each"
 
 
 def test_a_dry_run_has_neither_weights_nor_a_device() -> None:

@@ -10,14 +10,13 @@ from textual.containers import VerticalScroll
 from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
 from engine.api.snapshot import (
-    Reads,
     ReplicaView,
     Snapshot,
     StepSplit,
     StepTimes,
     Throughput,
 )
-from engine.api.speeds import Speeds
+from engine.api.speeds import Reads, Speeds
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.api.snapshot import RankView, Reads, StepTimes
-from engine.api.speeds import Speeds
+from engine.api.snapshot import RankView, StepTimes
+from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII

@@ -1,8 +1,9 @@
-"""What limits the speed of a step whose weights have a scheme."""
+"""What the weights of a step cost: in a scheme, of experts, and of the head."""
 
 from dataclasses import replace
 
-from engine.api.snapshot import Reads, StepTimes
+from engine.api.snapshot import StepTimes
+from engine.api.speeds import Reads
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII
@@ -34,3 +35,19 @@ def test_arithmetic_that_is_not_known_is_no_reason() -> None:
         assert explain(replace(packed, reads=reads), speeds).sentence == (
             "Not limited by memory (10%); how fast this device multiplies weights in int4 is not known."
         )
+
+
+def test_most_tokens_of_a_prompt_need_no_logits() -> None:
+    reads = Reads(100_000_000, products=300, head=100)
+    for tokens, prefill, with_logits in (512.0, 51_200.0, 1), (516.0, 51_200.0, 4), (5.0, 0.0, 5):
+        each = shot(StepTimes(launch=0.1), tokens=tokens, prefill=prefill, reads=reads)
+        assert explain(each, SPEEDS).arithmetic.amount == tokens * 200 + with_logits * 100
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    reads = Reads(1000, experts=800, chosen=0.25)
+    assert [reads.of_step(tokens) for tokens in (1, 2, 100)] == [400, 550, 1000]
+    one = explain(shot(StepTimes(launch=0.1), reads=reads, memory={"weights": 1_000_000}), SPEEDS)
+    assert one.weights == 400
+    text = described(one, 80, ASCII).plain
+    assert "(of 1.0 MB in all: experts that no token chooses are not read)" in text

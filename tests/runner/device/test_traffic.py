@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from engine.api.cache_spec import LayerSpec
-from engine.api.snapshot import Reads
+from engine.api.speeds import Reads
 from engine.execution import traffic
 from engine.execution.traffic import measure, weights_read
 from engine.kv.store import KVStore
@@ -19,7 +19,7 @@ from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
 from engine.quant.registry import named
 from tests.quant.changing import switch
-from tests.runner.small import engine_on
+from tests.runner.small import engine_on, make
 
 
 class Calls(TorchFunctionMode):
@@ -74,7 +74,20 @@ def test_the_cache_is_read_up_to_the_window() -> None:
 def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:
     reads = engine_on(llama).snapshot().reads
     assert reads.weights > 0
+    assert (reads.experts, reads.chosen) == (0, 1.0) and reads.of_step(1) == reads.weights
     assert reads.of_context(1) > 0
+
+
+def test_the_weights_of_experts_are_known(tmp_path: Path) -> None:
+    make("qwen3_moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    experts = config["num_hidden_layers"] * config["num_local_experts"]
+    weights = 3 * experts * config["moe_intermediate_size"] * config["hidden_size"]
+    reads = engine_on(tmp_path).snapshot().reads
+    assert reads.experts == 4 * weights < reads.weights
+    assert reads.chosen == config["num_experts_per_tok"] / config["num_local_experts"] < 1
+    packed = engine_on(tmp_path, quantization="int8").snapshot().reads
+    assert weights < packed.experts < 2 * weights and packed.chosen == reads.chosen
 
 
 def test_a_device_is_measured() -> None:
@@ -92,7 +105,8 @@ def test_operations_count_in_every_scheme(llama: Path, scheme: str) -> None:
     keys = heads * hidden // config["num_attention_heads"]
     layer = 2 * hidden * (hidden + keys) + 3 * hidden * width
     weights = config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
-    assert engine_on(llama, quantization=scheme).snapshot().reads.products == 2 * weights
+    reads = engine_on(llama, quantization=scheme).snapshot().reads
+    assert (reads.products, reads.head) == (2 * weights, 2 * config["vocab_size"] * hidden)
 
 
 def test_the_measured_product_is_that_of_the_layers() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from textual.content import Content
 
-from engine.api.snapshot import Load, Quantiles, RankView, Snapshot, Speculation, StepTimes
+from engine.api.snapshot import Load, Quantiles, RankView, ReplicaView, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
 from engine.fleet.fleet import NUMBERS
 from engine.serving.ranks import load_of_all
@@ -200,6 +200,13 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
         ranks = tuple(RankView(rank, "cpu", 100 + rank, 2**20) for rank in (0, 1))
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
         assert lines(latency)[5].rstrip() == " one rank: weights 5.2 GB  cache 1.1 GB"
+        fleet = snapshot(
+            64,
+            ranks=ranks,
+            replicas=tuple(ReplicaView(each, "ready", "", "cpu", 0, 0, 8, 0, 0) for each in (0, 1)),
+        )
+        latency.update_from(replace(fleet, memory={"weights": 100_000_000}), OWNERS)
+        assert lines(latency)[5].rstrip() == " one rank each: weights 100 MB"
 
 
 def words(line: EngineLine) -> str:
