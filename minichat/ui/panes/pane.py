@@ -136,7 +136,9 @@ class ChatPane(Vertical):
         self.show_figures()
 
     def add_text(self, text: str, tail: str, *, reasoning: bool = False) -> None:
-        self.transcript.extend(text, tail, reasoning=reasoning)
+        run = self.conversation.run
+        searching = None if run is None else run.sent.beams > 1
+        self.transcript.extend(text, tail, reasoning=reasoning, searching=searching)
         # The header is far from the newest line: one frame with both would redraw all lines between them.
         self._show_figures_in_turn()
 

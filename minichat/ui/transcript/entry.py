@@ -76,6 +76,7 @@ class Entry:
         self.letter = letter
         self._canvas = canvas
         self._lines = message.text.count("\n")
+        self._searching = (message.params or {}).get("beams", 1) > 1  # with beams, as long as it runs
 
     @property
     def retriable(self) -> bool:
@@ -88,7 +89,7 @@ class Entry:
     @property
     def _doing(self) -> str:
         """What a running reply does, in a word."""
-        if (self.message.params or {}).get("beams", 1) > 1:
+        if self._searching:
             return "searching"  # long after the text is there, if other hypotheses may be better
         if self.text:
             return "writing"
@@ -104,8 +105,20 @@ class Entry:
             self._think(self.message.reasoning)
         return self.body
 
-    def extend(self, text: str, tail: str, now: float, enough: Enough, *, reasoning: bool = False) -> int:
-        """Add streamed text. Return the first line of the entry that changed."""
+    def extend(
+        self,
+        text: str,
+        tail: str,
+        now: float,
+        enough: Enough,
+        *,
+        reasoning: bool = False,
+        searching: bool | None = None,
+    ) -> int:
+        """Add streamed text. Return the first line of the entry that changed.
+
+        `searching`: whether the reply is searched with beams now; None: as before.
+        """
         body = self.open(lambda: False)
         body.growing = True
         if reasoning and not text and not body.text and self._thinking_since is None:
@@ -114,6 +127,7 @@ class Entry:
             self._thought_for = now - self._thinking_since
         doing = self._doing
         self._tail, self._reasoning = tail, reasoning
+        self._searching = self._searching if searching is None else searching
         line, self._tail_leaf = body.extend(text, tail, enough)
         return 0 if self._doing != doing else self.part_top(EntryPart.BODY) + line
 

@@ -111,10 +111,16 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self._window.arrange(self._view.top(self._view.entries[-1]))
 
-    def extend(self, text: str, tail: str = "", *, reasoning: bool = False) -> None:
-        """Extend the last message. The tail, maybe reasoning, is dim, and the next call replaces it."""
-        entry = self._last("extend")
-        line = self._view.top(entry) + entry.extend(text, tail, self._clock(), budget(), reasoning=reasoning)
+    def extend(
+        self, text: str, tail: str = "", *, reasoning: bool = False, searching: bool | None = None
+    ) -> None:
+        """Extend the last message. The tail, maybe reasoning, is dim, and the next call replaces it.
+
+        `searching`: whether the reply is searched with beams now; None: as before.
+        """
+        entry, now = self._last("extend"), self._clock()
+        changed = entry.extend(text, tail, now, budget(), reasoning=reasoning, searching=searching)
+        line = self._view.top(entry) + changed
         self._view.changed(entry)
         self._window.arrange(line)
 

@@ -195,3 +195,20 @@ async def test_a_reply_that_the_engine_refuses_has_a_label(bench: Callable[..., 
         await it.pilot.press("enter")
         await it.until(lambda: active.chat.messages and active.chat.messages[-1].state == "failed")
         assert active.chat.messages[-1].stats.strategy == "T 0.5"
+
+
+@run
+async def test_a_reply_that_turns_to_beams_is_searched_from_then_on(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        active = it.app.chats.active
+        active.tune(SamplingParams(temperature=0.7))
+        reply = await it.say("hello")
+        for token, (word, changes) in enumerate((("writing", {"beams": 4}), ("searching", {"beams": 1})), 1):
+            reply.say("x")
+            await it.until(lambda token=token: active.run.tokens == token)
+            await it.until(lambda word=word: f"  {word}" in it.screen_text())
+            active.tune(active.chat.params.changed(**changes))
+            await it.pilot.pause()
+        reply.say("y")
+        await it.until(lambda: "  writing" in it.screen_text())
+        await it.answered(reply)
