@@ -375,7 +375,8 @@ def _limits(loaded: LoadedModel, built: BuiltRunner, context: int, stop_ids: fro
 def _info(place: ModelPlace, loaded: LoadedModel, policy: Policy) -> EngineInfo:
     room = loaded.budget
     dtype, device = str(room.dtype).removeprefix("torch."), _device_name(room.device)
-    return EngineInfo(place.name, dtype, device, loaded.attention.name, policy.name, kv_dtype=dtype)
+    windows = tuple(dict.fromkeys(spec.reach or 0 for spec in room.specs if spec.has_keys))
+    return EngineInfo(place.name, dtype, device, loaded.attention.name, policy.name, dtype, windows)
 
 
 def _use_threads(config: EngineConfig, weights: int) -> None:

@@ -1,6 +1,6 @@
 """A request: its tokens, its state, and the reason for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -145,7 +145,7 @@ class Request:
     since: float = 0.0  # while its blocks load: when that began
     waited: float = 0.0  # seconds for blocks that did not arrive in time; it loads none after that
     saved: float = 0.0  # at least so many seconds, by loading blocks
-    drafts: Speculation | None = None  # what its drafts have brought; None: it never drafted
+    drafts: Callable[[], Speculation] | None = None  # tells what they have brought; None: it never drafted
     scored: int = field(init=False)  # prompt positions before the first one still to be read, plus 1
 
     phase: Phase = Phase.WAITING

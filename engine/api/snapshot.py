@@ -22,6 +22,7 @@ class Speculation(NamedTuple):
     drafted: int = 0  # tokens
     accepted: int = 0  # accepted draft tokens
     gain: float = 0.0  # speedup over plain decoding; 0: not known yet
+    plain: int = 0  # tokens decoded without drafts meanwhile, as while drafting is paused
 
     @property
     def acceptance(self) -> float:
@@ -29,8 +30,8 @@ class Speculation(NamedTuple):
 
     @property
     def tokens_a_step(self) -> float:
-        """Mean tokens per step that verified drafts."""
-        return 1 + self.accepted / self.verifications if self.verifications else 1.0
+        """Mean tokens that a request got from a step, with or without drafts."""
+        return 1 + self.accepted / max(self.verifications + self.plain, 1)
 
 
 class RequestView(NamedTuple):
@@ -207,11 +208,12 @@ class AdapterView(NamedTuple):
 
 
 class StepSplit(NamedTuple):
-    """Seconds per step of CPU work by part, as running means. Remaining work is minor."""
+    """Seconds per step of a CPU's work, as running means over the steps that were measured."""
 
     attention: float
     products: float
     sampling: float
+    launch: float = 0.0  # all work of a launch: these parts, and norms, rotations and bookkeeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,10 @@ class Throughput:
     steps: float = 0.0  # per second
     batch: float = 0.0  # rows per step
     step_tokens: float = 0.0  # tokens that a step computes, rejected drafts too
+    # By window, 0 for none: the tokens of context that a step reads for its rows, and the pairs of a token
+    # that it computes and one that this sees.
+    contexts: tuple[tuple[int, float], ...] = ()
+    pairs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

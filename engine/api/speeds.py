@@ -1,5 +1,6 @@
 """What a step costs and what a device can do at most, which together explain how fast steps are."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -18,13 +19,15 @@ class Reads(NamedTuple):
         """Bytes of weights that a step of `tokens` tokens reads, if these choose experts evenly."""
         return self.weights - round(self.experts * (1 - self.chosen) ** tokens)
 
-    def of_context(self, tokens: int) -> int:
-        """Bytes of cache that a row with `tokens` tokens of context reads."""
-        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
+    def of_cache(self, contexts: Iterable[tuple[int, float]]) -> int:
+        """Bytes of cache that a step reads, as in `Throughput`."""
+        found = dict(contexts)
+        return round(sum(each * found.get(window, 0.0) for window, each in self.cache))
 
-    def operations(self, tokens: float) -> float:
-        """Operations of the attention of one token that sees `tokens`."""
-        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.attention)
+    def of_attention(self, pairs: Iterable[tuple[int, float]]) -> float:
+        """Operations of a step's attention, as in `Throughput`."""
+        found = dict(pairs)
+        return sum(each * found.get(window, 0.0) for window, each in self.attention)
 
 
 class Speeds(NamedTuple):

@@ -35,7 +35,7 @@ from engine.execution.prompt_logprobs import read_prompts, target_rows
 from engine.execution.protocol import Compilation, Fit, ReadAdapter, StepKind, StepResult, WeightsPlan
 from engine.execution.results import SampledTokens
 from engine.execution.sampling_state import SamplingState
-from engine.execution.split import SAMPLING, StepSplitter
+from engine.execution.split import LAUNCH, SAMPLING, StepSplitter
 from engine.execution.traffic import SpeedMeter
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
@@ -231,7 +231,8 @@ class ModelRunner:
             self._begin(step)
             self.splitter.begin()
             before = preparations(self._stage, self._steps)
-            launched = self._with_memory(lambda: self.compute(step, began), step.sampling)
+            compute = partial(self._with_memory, lambda: self.compute(step, began), step.sampling)
+            launched = self.splitter.timed(LAUNCH, compute)
             launched.compiled = preparations(self._stage, self._steps) != before
             return launched
 
@@ -258,7 +259,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def supply(self, handle: InFlightStep, masks: Masks) -> None:
-        self._with_memory(lambda: self.sample(handle, masks))
+        self.splitter.timed(LAUNCH, lambda: self._with_memory(lambda: self.sample(handle, masks)))
 
     def _with_memory(self, work: Callable[[], T], sampling: Sequence[SlotSampling] = ()) -> T:
         """Run `work`. If it runs out of memory, release reserves and retry once; then raise NoMemory."""

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 _LASTS = 10.0  # seconds that a request for measurements lasts
 _NEWEST = 0.1  # the weight of the newest step in a running mean
-ATTENTION, PRODUCTS, SAMPLING = range(3)
+ATTENTION, PRODUCTS, SAMPLING, LAUNCH = range(4)  # the launch contains the others
 
 
 class StepSplitter:
-    """Timers around attention, matrix products and sampling. They are installed only while needed."""
+    """Timers around attention, matrix products, sampling and the whole, installed only while needed."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class StepSplitter:
         self._model, self._clock, self._timer = model, clock, timer
         self._until = 0.0
         self._clocked: list[tuple[nn.Module, str, Clocked]] = []  # the installed timers
-        self._spent, self._steps = [0.0, 0.0, 0.0], 0  # of this step; and the measured steps
+        self._spent, self._steps = [0.0] * (LAUNCH + 1), 0  # of this step; and the measured steps
         self.means: StepSplit | None = None
 
     def ask(self) -> None:
@@ -49,7 +49,7 @@ class StepSplitter:
             return
         if self.on and any(self._spent):
             self._note()
-        self._spent = [0.0, 0.0, 0.0]
+        self._spent = [0.0] * (LAUNCH + 1)
         if not requested:
             self.forget()
         elif not self.on:
@@ -59,7 +59,7 @@ class StepSplitter:
         """The first step is not counted: it is slow, because the device may be measured beside it."""
         self._steps += 1
         if self._steps > 1:
-            weight, old = max(1 / (self._steps - 1), _NEWEST), self.means or StepSplit(0.0, 0.0, 0.0)
+            weight, old = max(1 / (self._steps - 1), _NEWEST), self.means or StepSplit(0.0, 0.0, 0.0, 0.0)
             pairs = zip(old, self._spent, strict=True)
             self.means = StepSplit(*(mean + weight * (new - mean) for mean, new in pairs))
 

@@ -26,6 +26,8 @@ from engine.api.snapshot import (
 )
 from engine.serving.ranks import load_of_all
 
+ByWindow = tuple[tuple[int, float], ...]
+
 
 def replica_view(
     number: int, shot: Snapshot, queue: int, *, silent: bool, draining: bool = False
@@ -79,6 +81,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
             steps=steps,
             batch=_mean((shot.rates.batch, shot.rates.steps) for shot in shots),
             step_tokens=_mean((shot.rates.step_tokens, shot.rates.steps) for shot in shots),
+            contexts=_by_window([(shot.rates.contexts, shot.rates.steps) for shot in shots]),
+            pairs=_by_window([(shot.rates.pairs, shot.rates.steps) for shot in shots]),
         ),
         pace=sum(shot.pace for shot in ready if shot.rates.steps) or first.pace,
         step_times=StepTimes(
@@ -168,12 +172,24 @@ def _counts(parts: Sequence[Counts]) -> Counts:
     return Counts(found[0].bounds, tuple(sums), sum(each.total for each in found))
 
 
+def _by_window(parts: Sequence[tuple[ByWindow, float]]) -> ByWindow:
+    windows = dict.fromkeys(window for found, _ in parts for window, _ in found)
+    each = [(dict(found), steps) for found, steps in parts]
+    return tuple(
+        (window, _mean((found.get(window, 0.0), steps) for found, steps in each)) for window in windows
+    )
+
+
 def _speculation(parts: Sequence[Speculation]) -> Speculation:
     first = max(parts, key=lambda each: each.drafted)
+    known = [(each.verifications + each.accepted + each.plain, each.gain) for each in parts if each.gain]
+    took = sum(tokens / gain for tokens, gain in known)
     return first._replace(
         verifications=sum(each.verifications for each in parts),
         drafted=sum(each.drafted for each in parts),
         accepted=sum(each.accepted for each in parts),
+        gain=sum(tokens for tokens, _ in known) / took if took else 0.0,
+        plain=sum(each.plain for each in parts),
     )
 
 

@@ -55,8 +55,8 @@ class Engine:
         ranks: Ranks = ALONE,
     ) -> None:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
-        self.limits, self.info, self.bus = limits, info, bus
-        self.clock, self.grammars, self.meters, self.ranks = scheduler.clock, grammars, Meters(), ranks
+        self.limits, self.info, self.bus, self.ranks = limits, info, bus, ranks
+        self.clock, self.grammars, self.meters = scheduler.clock, grammars, Meters(info.windows)
         self._cold_grammars: Grammars | None = None  # loaded after the warm-up
         self.error, self.warmed = "", 1.0  # why the engine is dead, or ""; the finished share of a warm-up
         self._number = itertools.count(first_request).__next__

@@ -13,3 +13,4 @@ class EngineInfo:
     attention: str
     policy: str
     kv_dtype: str = ""  # of keys and values that are not compressed; empty: there are none
+    windows: tuple[int, ...] = ()  # of the attention layers, each once; 0: none

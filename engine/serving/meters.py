@@ -1,6 +1,7 @@
 """Counters and timers of a running engine. Cheap to update; statistics are computed on demand."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,20 +17,22 @@ _NEWEST = 0.1  # the weight of the newest step in a running mean
 _IDLE = 0.1  # seconds without a step after which the next one is of another run
 _PAUSE, _PAUSE_STEPS = 1.0, 20  # a pause takes more than these seconds, and than these mean steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+Attends = tuple[tuple[float, float], ...]
 Phases = tuple[float, float, float, float]  # seconds of schedule, launch, wait and commit
 
 
 class Meters:
     """Updated once per step and once per token; read by snapshots."""
 
-    def __init__(self) -> None:
-        self.finished = 0
+    def __init__(self, windows: Sequence[int] = ()) -> None:
+        """`windows`: of the attention layers, each once; 0: none."""
+        self.windows, self.finished = tuple(windows), 0
         self.replied = 0  # tokens that replies got since the last step was recorded
         self.iteration_tokens, self.forms = Histogram(_STEP_TOKENS), FormTimes()
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        # start, end, rows, tokens, those of prompts, and those that replies got
-        self._steps: deque[tuple[float, float, int, int, int, int]] = deque(maxlen=_SAMPLES)
+        # start, end, rows, tokens, those of prompts, those that replies got, and `_attends` by window
+        self._steps: deque[tuple[float, float, int, int, int, int, Attends]] = deque(maxlen=_SAMPLES)
         # start, end and seconds by phase, since the last pause or idle time
         self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
         self._usual = 0.0  # seconds of a step, as a running mean
@@ -48,7 +51,8 @@ class Meters:
     def step(self, at: float, step: Step, prefill: int, spent: Phases) -> None:
         """Record a committed step; `spent` is its seconds by phase."""
         began = at - sum(spent[:3])  # commit time counts toward the next step
-        self._steps.append((began, at, len(step.rows), step.tokens, prefill, self.replied))
+        attends = tuple(_attends(step, window) for window in self.windows)
+        self._steps.append((began, at, len(step.rows), step.tokens, prefill, self.replied, attends))
         self.replied = 0
         self.iteration_tokens.observe(step.tokens)
         resumed, seconds = self._paused, sum(spent)
@@ -88,14 +92,17 @@ class Meters:
         recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
             return Throughput()
-        rows, tokens, prefill, replied = (sum(each[i] for each in recent) for i in (2, 3, 4, 5))
         count, seconds = len(recent), max(now - recent[0][0], _LEAST)
+        _, _, rows, tokens, prefill, replied, attends = zip(*recent, strict=True)
+        read, seen = np.mean(attends, 0).T.tolist() if self.windows else ((), ())
         return Throughput(
-            prefill=prefill / seconds,
-            decode=replied / seconds,
+            prefill=sum(prefill) / seconds,
+            decode=sum(replied) / seconds,
             steps=count / seconds,
-            batch=rows / count,
-            step_tokens=tokens / count,
+            batch=sum(rows) / count,
+            step_tokens=sum(tokens) / count,
+            contexts=tuple(zip(self.windows, read, strict=True)),
+            pairs=tuple(zip(self.windows, seen, strict=True)),
         )
 
     def ttft(self) -> Quantiles:
@@ -103,6 +110,17 @@ class Meters:
 
     def itl(self) -> Quantiles:
         return _quantiles(self._itl)
+
+
+def _attends(step: Step, window: int) -> tuple[float, float]:
+    """The tokens of context that the step's rows read, and for all its tokens together those they see."""
+    rows = step.rows
+    contexts, lengths = rows.contexts, rows.lengths
+    read = float((np.minimum(contexts, window + lengths - 1) if window else contexts).sum())
+    if step.tokens == len(rows):
+        return read, read
+    seen = contexts - (lengths - 1) / 2  # by a row's tokens, on average
+    return read, float((lengths * (np.minimum(seen, window) if window else seen)).sum())
 
 
 def _quantiles(samples: deque[float]) -> Quantiles:

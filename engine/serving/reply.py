@@ -142,7 +142,8 @@ def _ended(delta: Delta, request: Request) -> Delta:
     """Add what the request held at its end, how long its tokens took, and what drafts and tiers brought."""
     first, offer = request.first_token_at, request.offer
     decoding = 0.0 if first is None else request.last_token_at - first
-    delta = delta._replace(blocks=len(held(request.blocks)), decoding=decoding, speculation=request.drafts)
+    brought = None if request.drafts is None else request.drafts()
+    delta = delta._replace(blocks=len(held(request.blocks)), decoding=decoding, speculation=brought)
     if offer is None or not offer.loaded:
         return delta
     return delta._replace(loaded=offer.tokens, tier=offer.tier, saved=request.saved)

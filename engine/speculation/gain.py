@@ -67,13 +67,16 @@ class AcceptanceRecord:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all verifications. Tokens and time count only verifications with a known price."""
+    """Sums over all verifications, and over the tokens decoded without drafts. Tokens brought and time count
+    only verifications with a known price.
+    """
 
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
     brought: float = 0.0  # tokens gained
     took: float = 0.0  # time in plain steps, including the delay of other rows
+    plain: int = 0  # tokens decoded without drafts, each in a plain step
 
     def observe(self, drafted: int, accepted: int, price: float, rows: int) -> None:
         self.verifications += 1
@@ -85,8 +88,8 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The speedup of these verifications; 0: not known yet."""
-        return self.brought / self.took if self.took else 0.0
+        """The speedup of all these tokens; 0: not known yet."""
+        return (self.brought + self.plain) / (self.took + self.plain) if self.took else 0.0
 
 
 @dataclass(slots=True)

@@ -44,6 +44,9 @@ class Drafting:
     def first(self) -> int:
         return MODEL_FIRST if self.index is None else FIRST
 
+    def view(self) -> Speculation:
+        return _speculation(self.kind, self.judge.on, self.tally)
+
 
 @dataclass(slots=True)
 class Speculator:
@@ -93,14 +96,16 @@ class Speculator:
         most = min(most, self.most.get(drafting.kind, most))
         drafting.length = max(self._least(drafting), min(drafting.length + change, most))
         drafting.judge.observe(drafted, accepted, price, rows)
-        request.drafts = self.view(request)
         if not drafting.judge.on:
             drafting.length = max(drafting.first, self._least(drafting))
 
     def observe_token(self, request: Request) -> None:
         """Record a token decoded without drafts."""
-        drafting = self._rows.get(request.id)
-        if drafting is not None and not drafting.judge.on:
+        if (drafting := self._rows.get(request.id)) is None:
+            return
+        self.tally.plain += 1
+        drafting.tally.plain += 1
+        if not drafting.judge.on:
             drafting.judge.count_plain(1)
 
     def observe_step(self, step: Step, seconds: float) -> None:
@@ -137,9 +142,7 @@ class Speculator:
 
     def view(self, request: Request) -> Speculation | None:
         drafting = self._rows.get(request.id)
-        if drafting is None:
-            return None
-        return _speculation(drafting.kind, drafting.judge.on, drafting.tally)
+        return None if drafting is None else drafting.view()
 
     def _drafting(self, request: Request) -> Drafting:
         drafting, kind = self._rows.get(request.id), request.params.speculate
@@ -147,7 +150,7 @@ class Speculator:
             drafting = Drafting(kind, self._index(request), self._judge(kind), 0)
             drafting.length = max(drafting.first, self._least(drafting))
             self._rows[request.id] = drafting
-            request.drafts = self.view(request)
+            request.drafts = drafting.view
         return drafting
 
     def _least(self, drafting: Drafting) -> int:
@@ -170,4 +173,4 @@ class Speculator:
 
 
 def _speculation(kind: str, on: bool, tally: Tally) -> Speculation:
-    return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, tally.gain)
+    return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, tally.gain, tally.plain)

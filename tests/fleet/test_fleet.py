@@ -10,7 +10,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Admitted, Died, Event, Finished, PromptRouted, Restarting, Switched
 from engine.api.params import SamplingParams
-from engine.api.snapshot import SchemeView, Snapshot
+from engine.api.snapshot import SchemeView, Snapshot, Speculation, Throughput
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.futures import refusal
@@ -195,6 +195,21 @@ def test_schemes_of_all_replicas_together(fleet: Fleet) -> None:
     both = merged([one, one], views)
     assert both.schemes == (SchemeView("none", "", 20, 14), SchemeView("fp8", "no GPU", 0))
     assert both.kv_schemes == (SchemeView("int8", "", 3, 18),), "bytes are of a token"
+
+
+def test_rates_of_all_replicas_together(fleet: Fleet) -> None:
+    """Means are over the steps, and the gain over the tokens of both replicas."""
+    rates = (
+        Throughput(steps=10.0, contexts=((0, 100.0), (8, 8.0)), pairs=((0, 500.0), (8, 40.0))),
+        Throughput(steps=30.0, contexts=((0, 20.0), (8, 8.0)), pairs=((0, 20.0), (8, 8.0))),
+    )
+    drafts = (Speculation("exit", True, 10, 40, 30, 2.0, 10), Speculation("exit", True, 1, 4, 0, 0.5, 49))
+    pairs = zip(rates, drafts, strict=True)
+    shots = [replace(fleet.snapshot(), rates=each, speculation=brought) for each, brought in pairs]
+    both = merged(shots, [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)])
+    assert both.rates.contexts == ((0, 40.0), (8, 8.0))
+    assert both.rates.pairs == ((0, 140.0), (8, 16.0))
+    assert both.speculation == Speculation("exit", True, 11, 44, 30, 100 / (50 / 2 + 50 / 0.5), 59)
 
 
 def test_replies_are_those_of_one_engine(fleet: Fleet) -> None:

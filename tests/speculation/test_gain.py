@@ -6,7 +6,7 @@ import pytest
 from engine.api.params import SamplingParams
 from engine.api.request import Request
 from engine.scheduling.step import Drafts, Rows, Step, StepRow
-from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, AcceptanceRecord, Judge, Prices
+from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, AcceptanceRecord, Judge, Prices, Tally
 from engine.speculation.speculator import Speculator
 from tests.engine.ledger import drain, ledger_engine
 from tests.outputs import Output
@@ -199,3 +199,21 @@ def test_drafts_are_as_long_as_the_last_accepted_ones() -> None:
         speculator.observe_run(request, 8, 3, 1)
     drafts = speculator.propose(request, 99)
     assert drafts is not None and drafts.length == 1
+
+
+def test_tokens_without_drafts_count_as_well() -> None:
+    """Else a reply that drafted in a few of its steps seems as fast as these."""
+    speculator, request = Speculator(), Request(0, [1, 2, 3], 3, SamplingParams(speculate="exit"), 0, 99)
+    speculator.observe_token(request)  # the prompt's: it has not drafted yet
+    assert speculator.propose(request, 8) is not None
+    speculator.observe_run(request, 4, 4, 1)
+    assert request.drafts is not None and request.drafts().tokens_a_step == 5
+    for _ in range(10):
+        speculator.observe_token(request)
+    view = speculator.view(request)
+    assert view is not None and view.tokens_a_step == pytest.approx(15 / 11)
+    assert request.drafts() == view == speculator.total()._replace(kind=view.kind)
+    tally = Tally(plain=10)
+    assert tally.gain == 0, "not known yet"
+    tally.observe(4, 4, 0.1, 1)
+    assert tally.gain == pytest.approx(15 / 11.4)

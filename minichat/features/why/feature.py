@@ -142,11 +142,11 @@ def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
     """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
     lines = _shared("mean step", _PARTS, astuple(speed.times), width, signs)
     if speed.split is not None:
-        # Both are running means, but not of the same steps: the parts are shown as shares of the launch.
-        scale = min(1.0, speed.times.launch / sum(speed.split)) if any(speed.split) else 1.0
-        parts = [seconds * scale for seconds in speed.split]
-        rest = max(speed.times.launch - sum(parts), 0.0)
-        lines += _shared("launch time", _WORK, (*parts, rest), width, signs)
+        # These are means of other steps than the times: the parts are shown as shares of the launch.
+        *parts, whole = speed.split
+        scale = speed.times.launch / (max(whole, sum(parts)) or 1.0)
+        parts = [seconds * scale for seconds in parts]
+        lines += _shared("launch time", _WORK, (*parts, speed.times.launch - sum(parts)), width, signs)
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.api.snapshot import RequestView, Snapshot, StepSplit, StepTimes
+from engine.api.snapshot import Snapshot, StepSplit, StepTimes
 from engine.api.speeds import Speeds
 from minichat.ui.monitor.figures import duration
 
@@ -11,7 +11,6 @@ _HOST = 0.5  # the share of a step above which the host is the bottleneck
 _HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
 _NOTED = 0.05  # the share of a step from which on exchanges are worth a change
 _FULL = 0.1  # the share of its time without work below which a stage of a pipeline is busy
-_RUNNING = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,11 @@ class Speed:
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     """Explain the speed. `speeds` is None until the device has been measured."""
     times, rates = shot.step_times, shot.rates
-    caches = sum(shot.reads.of_context(_kept(shot, each)) for each in shot.requests if each.phase in _RUNNING)
-    cache = caches // max(1, len(shot.replicas))  # a step is one of one replica
+    cache = shot.reads.of_cache(rates.contexts)
     weights = shot.reads.of_step(rates.step_tokens) if rates.steps else 0
     seconds = times.total or 1.0
     products = _products(shot)
-    attention = _attention(shot) if products else 0.0
+    attention = shot.reads.of_attention(rates.pairs) if products else 0.0
     operations = products + attention
     memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
@@ -101,23 +99,6 @@ def _products(shot: Snapshot) -> float:
         each = 2 * reads.weights / _WIDTH[shot.dtype]
     with_logits = max(rates.step_tokens - rates.prefill / rates.steps, rates.batch)
     return each * rates.step_tokens - reads.head * max(rates.step_tokens - with_logits, 0)
-
-
-def _kept(shot: Snapshot, request: RequestView) -> int:
-    """The tokens that its next one sees, apart from windows of single layers."""
-    gone = request.gone if shot.block_groups == 1 else 0  # other groups may still have them
-    return request.launched - gone * shot.block_size
-
-
-def _attention(shot: Snapshot) -> float:
-    """Operations of attention per step: decodes have one token each, and prompts share the rest."""
-    if not shot.rates.steps:
-        return 0.0
-    decodes = [_kept(shot, each) for each in shot.requests if each.phase == "decode"]
-    prompts = [_kept(shot, each) for each in shot.requests if each.phase == "prefill"]
-    piece = max(shot.rates.step_tokens - len(decodes), 0) / max(len(prompts), 1)
-    pieces = sum(piece * shot.reads.operations(max(each - piece / 2, 0)) for each in prompts)
-    return (sum(map(shot.reads.operations, decodes)) + pieces) / max(1, len(shot.replicas))
 
 
 def host_share(shot: Snapshot) -> float:

@@ -137,8 +137,8 @@ class ChatPane(Vertical):
 
     def add_text(self, text: str, tail: str, *, reasoning: bool = False) -> None:
         run = self.conversation.run
-        searching = None if run is None else run.sent.beams > 1
-        self.transcript.extend(text, tail, reasoning=reasoning, searching=searching)
+        beams = run is not None and run.sent.beams > 1
+        self.transcript.extend(text, tail, reasoning=reasoning, beams=beams)
         # The header is far from the newest line: one frame with both would redraw all lines between them.
         self._show_figures_in_turn()
 

@@ -113,11 +113,11 @@ class Entry:
         enough: Enough,
         *,
         reasoning: bool = False,
-        searching: bool | None = None,
+        beams: bool = False,
     ) -> int:
         """Add streamed text. Return the first line of the entry that changed.
 
-        `searching`: whether the reply is searched with beams now; None: as before.
+        `beams`: whether the reply is searched with beams now.
         """
         body = self.open(lambda: False)
         body.growing = True
@@ -126,8 +126,7 @@ class Entry:
         if self._thinking_since is not None and text and self._thought_for is None:
             self._thought_for = now - self._thinking_since
         doing = self._doing
-        self._tail, self._reasoning = tail, reasoning
-        self._searching = self._searching if searching is None else searching
+        self._tail, self._reasoning, self._searching = tail, reasoning, beams
         line, self._tail_leaf = body.extend(text, tail, enough)
         return 0 if self._doing != doing else self.part_top(EntryPart.BODY) + line
 

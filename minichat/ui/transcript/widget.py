@@ -111,18 +111,12 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self._window.arrange(self._view.top(self._view.entries[-1]))
 
-    def extend(
-        self, text: str, tail: str = "", *, reasoning: bool = False, searching: bool | None = None
-    ) -> None:
-        """Extend the last message. The tail, maybe reasoning, is dim, and the next call replaces it.
-
-        `searching`: whether the reply is searched with beams now; None: as before.
-        """
-        entry, now = self._last("extend"), self._clock()
-        changed = entry.extend(text, tail, now, budget(), reasoning=reasoning, searching=searching)
-        line = self._view.top(entry) + changed
+    def extend(self, text: str, tail: str = "", *, reasoning: bool = False, beams: bool = False) -> None:
+        """Extend the last message, as in `Entry.extend`. The next call replaces the tail, which is dim."""
+        entry = self._last("extend")
+        changed = entry.extend(text, tail, self._clock(), budget(), reasoning=reasoning, beams=beams)
         self._view.changed(entry)
-        self._window.arrange(line)
+        self._window.arrange(self._view.top(entry) + changed)
 
     def settle(self, message: Message) -> None:
         """Update the last message: it has finished, failed or been stopped."""

@@ -31,7 +31,8 @@ def shot(
 ) -> Snapshot:
     """One GB/100 of float32 weights: 10 ms to read, 0.05 ms to multiply with one row."""
     running = tuple(range(int(rows)))
-    rates = Throughput(decode=100.0, prefill=prefill, steps=100.0, batch=rows, step_tokens=tokens or rows)
+    attends = ((0, 1007 * rows), (16, 16 * rows))
+    rates = Throughput(prefill, 100.0, 100.0, rows, tokens or rows, attends, attends)
     kind = {"reads": Reads(100_000_000, ((0, 1000),)), "rates": rates, "step_times": times, **changes}
     return snapshot(1000, running, **kind)
 
@@ -70,14 +71,6 @@ def test_long_contexts_add_reading_of_the_cache() -> None:
     assert near.cache == 16 * 500_000, "only the window is read"
 
 
-def test_evicted_tokens_are_not_read() -> None:
-    long = shot(StepTimes(launch=0.08), reads=Reads(100_000_000, ((0, 1000),), ((0, 1000),)))
-    long = replace(long, requests=(long.requests[0]._replace(gone=50),))  # blocks, with a budget
-    assert explain(long, SPEEDS).cache == (1007 - 800) * 1000
-    assert explain(long, SPEEDS).arithmetic.amount == 2 * 25_000_000 + (1007 - 800) * 1000
-    assert explain(replace(long, block_groups=2), SPEEDS).cache == 1007 * 1000, "other layers keep them"
-
-
 def test_prompts_are_bound_by_compute() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=51_100.0), SPEEDS)
     assert speed.sentence == "Compute-bound: 51% of the device's peak; prompts are being prefilled."
@@ -86,7 +79,7 @@ def test_prompts_are_bound_by_compute() -> None:
 def test_attention_over_long_prompts_is_arithmetic() -> None:
     reads = Reads(100_000_000, ((0, 1000),), attention=((0, 1000),))
     long = shot(StepTimes(launch=0.5), tokens=512.0, prefill=51_100.0, reads=reads)
-    long = replace(long, requests=(long.requests[0]._replace(phase="prefill", launched=20_512),))
+    long = replace(long, rates=replace(long.rates, pairs=((0, 512 * 20_256.0),)))
     speed = explain(long, SPEEDS)
     assert speed.arithmetic.amount == 2 * 25_000_000 * 512 + 512 * 20_256 * 1000
     assert speed.sentence == "Compute-bound: 72% of the device's peak; prompts are being prefilled."
@@ -121,7 +114,7 @@ def test_the_launch_of_a_fleet_on_cpus_is_the_model() -> None:
     )
     fleet = explain(replace(one, device="2 x cpu", replicas=two), SPEEDS)
     assert "host" not in fleet.sentence
-    assert fleet.cache == explain(one, SPEEDS).cache / 2, "a step is one of one replica"
+    assert fleet.cache == explain(one, SPEEDS).cache, "a step is one of one replica"
     assert fleet.held == 110_000_000
 
 
@@ -294,14 +287,14 @@ def test_weights_that_are_not_read_are_named(weights: int, shown: bool) -> None:
 
 
 def test_the_parts_of_a_launch_fit_one_line() -> None:
-    split = StepSplit(attention=0.0024, products=0.0037, sampling=0.0015)
+    split = StepSplit(attention=0.0024, products=0.0037, sampling=0.0015, launch=0.0109)
     lines = described(explain(shot(StepTimes(launch=0.0109), split=split), SPEEDS), 72, ASCII).plain
     legend = next(line for line in lines.splitlines() if "attention" in line)
     assert legend.endswith("rest 3.3 ms") and len(legend) <= 72
 
 
 def test_on_a_cpu_the_launch_is_broken_down() -> None:
-    split = StepSplit(attention=0.002, products=0.006, sampling=0.001)
+    split = StepSplit(attention=0.002, products=0.006, sampling=0.001, launch=0.012)
     speed = explain(shot(StepTimes(launch=0.012), split=split), SPEEDS)
     lines = described(speed, 72, ASCII).plain.splitlines()
     work = next(at for at, line in enumerate(lines) if line.startswith("launch time"))

@@ -126,3 +126,17 @@ def test_the_decode_rate_is_of_the_tokens_that_replies_get(options: dict[str, An
     assert rates.step_tokens == pytest.approx(computed.total / sum(computed.counts))
     if "speculate" in options:
         assert computed.total - 10 > 1.1 * got, "no draft was rejected: the test says nothing"
+
+
+def test_what_steps_attend_to_is_a_mean_over_all_of_them() -> None:
+    """A decode behind 99 tokens and four of a prompt behind 20; then two decodes, one with evicted tokens."""
+    meters = Meters((0, 8))
+    first = [StepRow(0, 0, 99, 1, True), StepRow(1, 1, 20, 4, True)]
+    second = [StepRow(0, 0, 100, 1, True), StepRow(1, 1, 24, 1, True, skipped=20)]
+    for at, rows in (10.1, first), (10.2, second):
+        tokens = sum(row.length for row in rows)
+        meters.step(at, Step(0, Rows.of(rows), np.zeros(tokens, np.int64), tokens), 0, (0.0, 0.1, 0.0, 0.0))
+    rates = meters.rates(10.2)
+    assert rates.contexts == ((0, (100 + 24 + 101 + 5) / 2), (8, (8 + 11 + 8 + 5) / 2))
+    assert rates.pairs == ((0, (100 + 21 + 22 + 23 + 24 + 101 + 5) / 2), (8, (8 + 4 * 8 + 8 + 5) / 2))
+    assert Meters().rates(10.2).contexts == ()

@@ -11,7 +11,7 @@ import torch
 from engine.api.params import SamplingParams
 from engine.execution.changes import UseGraphs
 from engine.execution.runner import ModelRunner
-from engine.execution.split import SAMPLING, Clocked, StepSplitter
+from engine.execution.split import LAUNCH, SAMPLING, Clocked, StepSplitter
 from engine.serving.engine import Engine
 from tests.runner.small import alone, ask, drain, engine_on
 
@@ -42,7 +42,7 @@ def test_attention_products_and_sampling_are_timed_separately(llama: Path) -> No
     drain(engine)
     found = engine.snapshot().split
     assert found is not None and all(seconds > 0 for seconds in found)
-    assert sum(found) < next(readings), "a part is counted twice"
+    assert sum(found[:LAUNCH]) < found.launch < next(readings), "a part is counted twice"
     assert clocks(engine) > 0 and len(output.tokens) == 24
     engine.runner.apply(UseGraphs(None))
     assert clocks(engine) == 0, "the model is not restored before a change"
@@ -67,7 +67,7 @@ def test_each_clock_measures_its_own_part(llama: Path, monkeypatch: pytest.Monke
     ask(engine, PROMPT, WARM)
     drain(engine)
     runner.splitter.begin()
-    assert runner.split() == pytest.approx((layers, 0.0, 0.0))
+    assert runner.split() == pytest.approx((layers, 0.0, 0.0, layers))
     monkeypatch.setattr(backend, "attend", attend, raising=False)
     runner.splitter.forget()
     head = model.head
@@ -86,7 +86,7 @@ def test_each_clock_measures_its_own_part(llama: Path, monkeypatch: pytest.Monke
     ask(engine, PROMPT, WARM)
     drain(engine)
     runner.splitter.begin()
-    assert runner.split() == pytest.approx((0.0, 3.0, 0.0))
+    assert runner.split() == pytest.approx((0.0, 3.0, 0.0, 3.0))
     runner.splitter.forget()
 
 
@@ -98,10 +98,10 @@ def test_a_slow_first_step_is_not_counted() -> None:
     splitter._clocked = [(model, "none", Clocked(torch.nn.Linear(2, 2), splitter))]
     for seconds in (20.0, 1.0, 3.0):
         splitter.begin()
-        with splitter.clock(SAMPLING):
+        with splitter.clock(LAUNCH), splitter.clock(SAMPLING):
             now += seconds
     splitter.begin()
-    assert splitter.means == (0.0, 0.0, 2.0)
+    assert splitter.means == (0.0, 0.0, 2.0, 2.0)
 
 
 def test_the_clocks_are_removed_when_no_longer_asked_for(llama: Path) -> None:

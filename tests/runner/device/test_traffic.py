@@ -65,17 +65,16 @@ def test_the_cache_is_read_up_to_the_window() -> None:
     )  # fmt: skip
     reads = Reads(0, store.read_per_token(), store.operations_per_pair())
     assert reads.cache == ((0, 64), (10, 128))
-    assert reads.of_context(4) == 4 * 64 + 4 * 128
-    assert reads.of_context(100) == 100 * 64 + 10 * 128
+    assert reads.of_cache([(0, 100.0), (10, 14.0)]) == 100 * 64 + 14 * 128
     assert reads.attention == ((0, 2 * 4 * 16), (10, 2 * 2 * 4 * 16))
-    assert reads.operations(100) == 100 * 128 + 10 * 256
+    assert reads.of_attention([(0, 100.0), (10, 14.0)]) == 100 * 128 + 14 * 256
 
 
 def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:
     reads = engine_on(llama).snapshot().reads
     assert reads.weights > 0
     assert (reads.experts, reads.chosen) == (0, 1.0) and reads.of_step(1) == reads.weights
-    assert reads.of_context(1) > 0
+    assert reads.of_cache([(0, 1.0)]) > 0
 
 
 def test_the_weights_of_experts_are_known(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ async def test_a_slow_reply_has_a_rate_and_a_running_search_says_so() -> None:
         await reader.settled()
         heads = [line.partition("12:01  ")[2] for line in reader.lines() if line.startswith("▌")]
         assert heads == ["beams 16  0.24 tok/s  waited 400 ms  10 tok", "searching"]
-        for searching, word in (False, "writing"), (None, "writing"), (True, "searching"):
-            reader.transcript.extend("1", "", searching=searching)
+        for beams, word in (False, "writing"), (True, "searching"):
+            reader.transcript.extend("1", "", beams=beams)
             await reader.settled()
             assert [line for line in reader.lines() if line.startswith("▌")][-1].endswith(word)
 
