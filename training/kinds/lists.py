@@ -16,16 +16,16 @@ LONGEST = 30
 TOO_LONG = f"That is too long for me: I list up to {LONGEST} things. Ask me for fewer."
 ASKS = {
     False: (
-        "[For a|I'm preparing a|We hold a] [quiz|party game|lesson|spelling test] [I need|we need|and want|it takes] {n} [different |]{c}[.|, please.|]",
+        "[For my|For our|For tonight's] [quiz|party game|lesson|spelling test] [I need|we need|it takes] {n} [different |]{c}[.|, please.|]",
         "[Lend|Give] my [memory|brain|son|class] a hand with {n} {c}[.|, please.|]",
         "[Off the top of your head|Without thinking|Quick|In a minute], {n} [different |]{c}[.|!|, please.|]",
-        "[Ten seconds|One breath|No comment], [just|only|nothing but] {n} {c}[.|!|]",
+        "[In a hurry|No explanations|No comment], [just|only|nothing but] {n} {c}[.|!|]",
         "[If you had to name|Should you pick|Were you to list] {n} {c}, [which would they be|what would you say|which ones]?",
-        "[Column one|Left column|First column]: {n} {c}[, one below the other.|.|]",
+        "[Left column|Top row|Front page]: {n} {c}[, one below the other.|.|]",
         "[Sticky note|Shopping list|To-do|Blackboard]: {n} {c}[.|]",
-        "[I collect|I am collecting|We collect|I gather] {c}[. Name| and am short of|; find me|; add] {n}[.|, please.|]",
+        "[I collect|I am collecting|We collect|I gather] {c}[. Name|. I still need|; find me|; add] {n}[.|, please.|]",
         "[Feed|Supply|Provide|Furnish] me with {n} [different |]{c}[.|, please.|]",
-        "[I got as far as zero|My page is empty|I can think of none], [so name|so give me|please tell me|help me to] {n} {c}[.|]",
+        "[I got nowhere|My page is empty|I can think of none], [so name|so give me|please tell me|help me to] {n} {c}[.|]",
         "List {n} {c}.", "Name {n} {c}.", "Give me {n} {c}.", "{n} {c}", "{n} {c}, please.", "Tell me {n} {c}.", "Write {n} {c}.", "Write down {n} {c}.", "I need {n} {c}.", "I want {n} {c}.", "Can you list {n} {c}?", "Can you name {n} {c}?", "Could you give me {n} {c}?",
         "A list of {n} {c}.", "Make a list of {n} {c}.", "Show me {n} {c}.", "What are {n} {c}?", "Think of {n} {c}.", "Do you know {n} {c}?", "Please list {n} {c}.", "Say {n} {c}.", "Let me have {n} {c}.", "Type {n} {c}.", "Print {n} {c}.", "Suggest {n} {c}.",
         "Would {n} {c} be too much to ask?", "[Would|Will] {n} [different |]{c} be [too much to ask|too many|too much|asking too much|possible|all right]?", "Are {n} {c} too much to ask?", "Would [it be too much to ask for|it be possible to have|I be asking too much with|it bother you to give me|you mind giving me] {n} [different |]{c}?",
@@ -72,7 +72,7 @@ SEQUENCES: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 SEQUENCE_ASKS = {
     False: (
-        "[My child learns|I am learning|We are learning] the {x}[, say them|. List them| and needs them. Which are they|, please write them down][.|]",
+        "[My child learns|I am learning|We are learning] the {x}[, say them|. List them|. Which are they|, please write them down][.|]",
         "[In the right order|From first to last|One by one|In sequence]: the {x}[.|, please.|]",
         "[I forgot|I never remember|I mix up] the {x}[. What are they|, help me|. Write them down|, which are they]?",
         "List the {x}.", "What are the {x}?", "Name the {x}.", "Tell me the {x}.", "Say the {x}.", "Write the {x}.", "Recite the {x}.", "Do you know the {x}?", "Can you list the {x}?", "Can you say the {x}?", "Give me the {x}.", "all {x}", "The {x}?", "the {x}, please", "Write down the {x}.",
