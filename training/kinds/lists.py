@@ -16,6 +16,16 @@ LONGEST = 30
 TOO_LONG = f"That is too long for me: I list up to {LONGEST} things. Ask me for fewer."
 ASKS = {
     False: (
+        "[For my|For our|For tonight's] [quiz|party game|lesson|spelling test] [I need|we need|it takes] {n} [different |]{c}[.|, please.|]",
+        "[Lend|Give] my [memory|brain|son|class] a hand with {n} {c}[.|, please.|]",
+        "[Off the top of your head|Without thinking|Quick|In a minute], {n} [different |]{c}[.|!|, please.|]",
+        "[In a hurry|No explanations|No comment], [just|only|nothing but] {n} {c}[.|!|]",
+        "[If you had to name|Should you pick|Were you to list] {n} {c}, [which would they be|what would you say|which ones]?",
+        "[Left column|Top row|Front page]: {n} {c}[, one below the other.|.|]",
+        "[Sticky note|Shopping list|To-do|Blackboard]: {n} {c}[.|]",
+        "[I collect|I am collecting|We collect|I gather] {c}[. Name|. I still need|; find me|; add] {n}[.|, please.|]",
+        "[Feed|Supply|Provide|Furnish] me with {n} [different |]{c}[.|, please.|]",
+        "[I got nowhere|My page is empty|I can think of none], [so name|so give me|please tell me|help me to] {n} {c}[.|]",
         "List {n} {c}.", "Name {n} {c}.", "Give me {n} {c}.", "{n} {c}", "{n} {c}, please.", "Tell me {n} {c}.", "Write {n} {c}.", "Write down {n} {c}.", "I need {n} {c}.", "I want {n} {c}.", "Can you list {n} {c}?", "Can you name {n} {c}?", "Could you give me {n} {c}?",
         "A list of {n} {c}.", "Make a list of {n} {c}.", "Show me {n} {c}.", "What are {n} {c}?", "Think of {n} {c}.", "Do you know {n} {c}?", "Please list {n} {c}.", "Say {n} {c}.", "Let me have {n} {c}.", "Type {n} {c}.", "Print {n} {c}.", "Suggest {n} {c}.",
         "Would {n} {c} be too much to ask?", "[Would|Will] {n} [different |]{c} be [too much to ask|too many|too much|asking too much|possible|all right]?", "Are {n} {c} too much to ask?", "Would [it be too much to ask for|it be possible to have|I be asking too much with|it bother you to give me|you mind giving me] {n} [different |]{c}?",
@@ -62,6 +72,9 @@ SEQUENCES: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 SEQUENCE_ASKS = {
     False: (
+        "[My child learns|I am learning|We are learning] the {x}[, say them|. List them|. Which are they|, please write them down][.|]",
+        "[In the right order|From first to last|One by one|In sequence]: the {x}[.|, please.|]",
+        "[I forgot|I never remember|I mix up] the {x}[. What are they|, help me|. Write them down|, which are they]?",
         "List the {x}.", "What are the {x}?", "Name the {x}.", "Tell me the {x}.", "Say the {x}.", "Write the {x}.", "Recite the {x}.", "Do you know the {x}?", "Can you list the {x}?", "Can you say the {x}?", "Give me the {x}.", "all {x}", "The {x}?", "the {x}, please", "Write down the {x}.",
         "Show me the {x}.", "Name all {x}.", "List all {x}.", "Please list the {x}.", "What is the {x}?", "{x}", "Can you tell me the {x}?", "Could you write the {x}?", "I need the {x}.", "Type the {x}.", "which are the {x}", "say all the {x}",
         "[List|Name|Mention|Write|Write down|Put down|Note down|Jot down|Type|Print|Show me|Tell me|Say|Recite|Give me|Enumerate|Go through|Call out] [all |]the {x}[ for me| please| in order||.|.]", "[Can|Could] you [write down|put down|tell me|recite|list|give me|go through] [all |]the {x}[ for me| please|]?",
@@ -70,6 +83,9 @@ SEQUENCE_ASKS = {
 }  # fmt: skip
 COUNTS = {
     False: (
+        "[We play hide and seek|I shut my eyes|I'll hide], [count|you count] [to|up to] {b}[.|!|]",
+        "[Tick off|Name|Recite|Go up] the numbers from {a} to {b}[.|, please.|, one after the other.|]",
+        "[Climb|Walk|March|Step] from {a} [up |]to {b}, [number by number|one at a time|one by one][.|]",
         "Count to {b}.", "Count to {b}", "Please count to {b}.", "Can you count to {b}?", "Count up to {b}.", "Count from {a} to {b}.", "Count from {a} up to {b}.", "Can you count from {a} to {b}?", "Could you count to {b}?", "Count until {b}.", "count till {b}", "Say the numbers from {a} to {b}.",
         "Write the numbers from {a} to {b}.", "List the numbers {a} to {b}.", "Numbers from {a} to {b}.", "the numbers {a} to {b}", "{a} to {b}", "Numbers up to {b}.", "Give me the numbers {a} to {b}.", "Let me see you count to {b}.", "I want you to count to {b}.", "Now count to {b}.",
         "Show me that you can count to {b}.", "Count all the way to {b}.", "Start at {a} and count to {b}.", "can you count up to {b}", "count for me to {b}", "How do you count to {b}?", "Write out the numbers {a} to {b}.", "numbers {a}-{b}", "Tell me the numbers from {a} to {b}.", "Type the numbers {a} to {b}.",
@@ -82,6 +98,8 @@ COUNTS = {
 }  # fmt: skip
 DOWNS = {
     False: (
+        "[The rocket starts|Liftoff|New Year's Eve]: [count down|countdown] from {b}[.|!|]",
+        "[Climb|Walk|Step] down from {b} to {a}, [number by number|one at a time|one by one][.|]",
         "Count down from {b}.", "Count down from {b} to {a}.", "Count backwards from {b}.", "Count backwards from {b} to {a}.", "Countdown from {b}.", "Count from {b} to {a}.", "Count from {b} back to {a}.", "A countdown from {b}, please.", "Can you count down from {b}?", "countdown {b}", "{b} to {a}, backwards",
         "Count in reverse from {b}.", "Numbers from {b} down to {a}.", "Start at {b} and count down to {a}.", "Do a countdown from {b}.", "count back from {b} to {a}", "{b} down to {a}",
         "[Count|Please count|Can you count|Now count] [down|backwards|back|in reverse] [from|starting at|starting with|beginning with] {b} [to|down to|till|until|and stop at|and end with] {a}[.|.|, please.|]", "[Count|Please count], [starting|beginning] [with|at|from] {b}, [down|backwards|back] to {a}[.|]",

@@ -40,6 +40,13 @@ KNOBS = (
     Knob(("max tokens", "max_tokens", "max-tokens", "token limit", "maximum of tokens"), "max tokens", "--max-tokens", _whole(10, 50, 100, 200, 256, 512, 1000)),
 )  # fmt: skip
 KNOB_WAYS = (
+    "[dial|crank|nudge|tweak|screw] the {s} to {v}[ right away| a little later|, thanks|]",
+    "[the number|the figure|the value] for {s}[, by the way,|, I decided,|] [is now|shall be|becomes] {v}",
+    "I [read|heard|was told] that a {s} of {v} is [good for stories|right for facts|worth a try], [so set it|how do I get it|let me have that|where do I enter it]",
+    "my [recipe|notes|homework|boss] [says|calls for|asks for|prescribes] {s} {v}",
+    "[note|write down|enter|key in|type in] {v} [as|for|behind|next to] the {s}",
+    "[give|lend|grant] this chat a {s} of {v}[ and go on|, please| for a while|]",
+    "I [regret|dislike|am tired of] the old {s}, [make it|better take|change it to|put in] {v}",
     "set {s} to {v}", "set the {s} to {v}", "set {s} {v}", "set {s}={v}", "{s} {v}", "{s}={v}", "{s} = {v}", "{s}: {v}", "{s} to {v}", "{s} at {v}", "change {s} to {v}",
     "change the {s} to {v}", "put {s} at {v}", "put the {s} to {v}", "make the {s} {v}", "make {s} {v}", "use {s} {v}", "use a {s} of {v}", "turn the {s} to {v}",
     "turn {s} down to {v}", "turn {s} up to {v}", "raise the {s} to {v}", "lower the {s} to {v}", "increase {s} to {v}", "reduce the {s} to {v}", "I want {s} {v}",
@@ -72,6 +79,13 @@ CHOICES: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...] = (
     ),
 )  # fmt: skip
 CHOICE_WAYS = (
+    "[flip|toggle|throw] the switch [to|for] {s}[ please| now|]",
+    "I [vote|opt|plead] for {s}[ here| in this chat| now|]",
+    "my [colleague|teacher|friend|neighbor] [uses|swears by|praises|recommends] {s}, [so do that here|so give it to me|how do I get it|and I want it too]",
+    "[leave the rest as it is|keep all else] and [just|only] [switch on|pick|select|put in] {s}",
+    "the [right|best|proper|only] thing for me [is|would be] {s}[, put it on|, please|, where is it|]",
+    "[how do I|how can I] [find|get|choose|turn on] {s} [in the menus|in this program|without a restart]?",
+    "[hit me with|show me|serve me] {s}[ for a change| now|, please|]",
     "use {s}", "switch to {s}", "change to {s}", "go to {s}", "take {s}", "turn on {s}", "enable {s}", "activate {s}", "make it {s}", "set it to {s}", "I want {s}",
     "put it on {s}", "try {s}", "go {s}", "let us use {s}", "run with {s}", "choose {s}", "select {s}", "start {s}", "be {s}", "make the model {s}", "set this chat to {s}",
     "how do I switch to {s}?", "how do I use {s}?", "can I use {s}?", "how can I turn on {s}?", "I would like {s}", "give me {s}", "work with {s}", "{s} on", "{s} now",
@@ -84,6 +98,13 @@ MODELS = (
     "GPT-2", "Qwen3-8B", "Llama 3.1", "Gemma 3", "OLMo", "Granite", "a different model", "some other model", "a grown-up model", "a proper model", "a 30B model", "an 8B model", "a 7B model", "a bigger model", "a better model", "another model", "a real model", "a smarter model", "a larger model",
 )  # fmt: skip
 MODEL_WAYS = (
+    "[my homework|this task|my question|the job] is [too hard for you|above your head|beyond you], [get|load|call|fetch] {s}",
+    "[send|route|forward|redirect] my [messages|questions|words] to {s}[ instead| from now on| now|]",
+    "what [must I do|do I press|do I type|is to be done] so that {s} [answers|replies|reads this]?",
+    "[my friend|my boss|the internet|the whole office] [praises|recommends|talks about|runs] {s}, [I want it here|bring it in|load that one|let me have it]",
+    "[unplug|unload|retire|bench|park] yourself and [start|wake|plug in|load] {s}",
+    "I have [a strong card|a big GPU|plenty of memory], so [run|load|give me|start] {s}",
+    "[next|now|this time] I [talk|chat|work] with {s}[, set that up|, make it so|, please|]",
     "load {s}", "use {s}", "run {s}", "switch to {s}", "change to {s}", "open {s}", "take {s}", "download {s}", "get {s}", "fetch {s}", "start {s}", "try {s}", "I want {s}",
     "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?",
     "can I use {s} here?", "change the model to {s}", "set the model to {s}", "model {s}", "install {s}", "I need {s}", "I would rather have {s}", "let me use {s}",
@@ -122,6 +143,12 @@ MODEL_WAYS = (
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
+    "{s} [is|was] the [topic|subject|theme] here, so [call the chat that|name it so|let the tab say it]",
+    "[the tab|this tab] still [says New chat|has no name|shows my first words], [make that|write|put] {s}",
+    "[swap|cross out|wipe] the [heading|label|name on the tab] and [put|write|type] {s}[ there| in its place|]",
+    "I [keep|store|sort] my chats by [topic|customer|project], [this one is|this one belongs to|call this one] {s}",
+    "[I'll never find this again|I lose track of my chats], [name this one|call this one|label it] {s}",
+    "[let|make] the [tab|heading|chat list] [show|carry|bear] the word {s}[ for this chat|]",
     "the list of chats should file this one under {s}", "[the list|the list of chats|my list|the jump list|the sidebar] [should|shall|must|has to|ought to] [file|show|keep|have|carry|list] [this one|this chat|the chat|our talk] [under|as] {s}", "from now on this one is {s} in the list of chats", "[file|list|show] this [chat|one] under {s} in the list of chats",
     "rename this chat to {s}", "rename the chat to {s}", "call this chat {s}", "name this chat {s}", "rename to {s}", "change the name of this chat to {s}", "title: {s}",
     "give this chat the name {s}", "set the title of the chat to {s}", "the name of this chat should be {s}", "rename chat {s}", "let this chat be called {s}",
