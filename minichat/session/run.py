@@ -48,6 +48,7 @@ class Sample:
     parts: ReplyText = field(default_factory=ReplyText)
     tokens: int = 0
     blocks: int = 0
+    decoding: float = 0.0  # as `RunningReply.decoding`
     finish: Finish | None = None
     error: str = ""
     sampled: str = ""  # how, in words, once it has ended
@@ -55,7 +56,20 @@ class Sample:
     def take(self, delta: Delta) -> None:
         self.parts.push(delta.text)
         self.tokens += len(delta.tokens)
-        self.finish, self.error, self.blocks = delta.finish or self.finish, delta.error, delta.blocks
+        self.finish, self.error = delta.finish or self.finish, delta.error
+        self.blocks, self.decoding = delta.blocks, delta.decoding
+
+    def stats(self, first: ReplyStats) -> ReplyStats:
+        """Its own, once it has ended. `first`: those of the first sample, which waited for the same prompt."""
+        seconds = first.ttft + self.decoding if self.decoding else first.seconds
+        return replace(
+            first,
+            tokens=self.tokens,
+            seconds=seconds,
+            decoding=self.decoding,
+            blocks=self.blocks,
+            strategy=self.sampled,
+        )
 
 
 class HasEnded(EngineError):
@@ -173,9 +187,7 @@ class RunningReply:
         for _, each in sorted(self.others.items()):
             if each.finish is not None:
                 each.parts.flush()
-                stats = message.stats and replace(
-                    message.stats, tokens=each.tokens, blocks=each.blocks, strategy=each.sampled
-                )
+                stats = message.stats and each.stats(message.stats)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
