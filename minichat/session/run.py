@@ -60,7 +60,7 @@ class Sample:
         self.blocks, self.decoding = delta.blocks, delta.decoding
 
     def stats(self, first: ReplyStats) -> ReplyStats:
-        """Its own, once it has ended. `first`: those of the first sample, which waited for the same prompt."""
+        """Its own, once it has ended. `first`: those of the first sample, which has the same prompt."""
         seconds = first.ttft + self.decoding if self.decoding else first.seconds
         return replace(
             first,
