@@ -207,10 +207,9 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
     """Add the gauges, which a snapshot has."""
     changing = shot.change is not None and not shot.change.over
     deferred = shot.loading + (shot.waiting if changing else 0)
-    waiting = shot.waiting + shot.loading
-    reasons = {"capacity": waiting - deferred, "deferred": deferred}
+    reasons = {"capacity": shot.queued - deferred, "deferred": deferred}
     page.gauge("num_requests_running", "Requests in the running batch.", shot.running)
-    page.gauge("num_requests_waiting", "Requests in the queue.", waiting)
+    page.gauge("num_requests_waiting", "Requests in the queue.", shot.queued)
     page.split("gauge", "num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
     usage = shot.blocks.in_use / max(1, shot.blocks.size)
     page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)
