@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from textual.content import Content
 
-from engine.api.snapshot import SchemeView, Snapshot
+from engine.api.snapshot import HOST, SchemeView, Snapshot
 from minichat.models.progress import size
 from minichat.models.welcome import is_dry
 from minichat.plural import plural
@@ -184,7 +184,7 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
         ("context", f"at most {shot.max_context:,} tokens", None),
     ]
     if shot.host_size:
-        rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
+        rows.append((HOST, f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
     rows += [
         (tier.name, tier.problem or f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers
     ]

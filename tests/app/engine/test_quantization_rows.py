@@ -32,7 +32,7 @@ def test_unknown_values_are_not_shown() -> None:
     quantized = replace(shot, quantization="int4, groups of 64")
     rows = [row[:2] for row in scheme(quantized)]
     assert rows[1:3] == [("weights", "int4, groups of 64"), ("computed in", "float32")]
-    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
+    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "host"
     disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
     assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
     assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
