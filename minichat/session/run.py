@@ -154,6 +154,15 @@ class RunningReply:
         self.blocks = len({block for row in rows for block in row.blocks})
         self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
 
+    @property
+    def doing(self) -> str:
+        """What it does before its first certain token, as at its message in the transcript."""
+        if (self.message.params or {}).get("beams", 1) > 1:
+            return (self.taken if self.begun else "") or "searching"
+        if not self.begun:
+            return "waiting"
+        return self.taken or ("thinking" if self.parts.thinking else "writing")
+
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""
         before, self.sent = self.sent, params

@@ -172,7 +172,7 @@ class ChatPane(Vertical):
         if (run := self.conversation.run) is None:
             return ""
         if run.first is None:
-            return "waiting"
+            return run.doing
         stats = run.stats_so_far(self.conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
         rate = run.taken or (token_rate(stats.rate) if settled else "")
