@@ -147,8 +147,9 @@ class Metrics:
         self._cached_tokens += cached - sent
 
     def _start(self, event: FirstToken) -> None:
-        life = self._lives.setdefault(event.request, _Life(event.at - event.seconds))
-        life.first, life.had, life.given = event.at, event.generated, event.generated - 1
+        forked = _Life(event.at - event.seconds, given=max(event.generated - 1, 0))  # and was not queued
+        life = self._lives.setdefault(event.request, forked)
+        life.first, life.had = event.at, max(event.generated, life.given + 1)  # a search has no tokens yet
         self._ttft.observe(event.seconds)
         if life.admitted is not None:
             self._prefill.observe(event.at - life.admitted)
