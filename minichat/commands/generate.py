@@ -174,9 +174,10 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first, at_first = [], 0, None, 0
+    late = params.beams > 1 or params.samples > 1  # the tokens of the best one come at the end
     for delta in stream:
         tokens += len(delta.tokens)
-        if first is None and (tokens or params.beams > 1):  # a search sends its tokens at the end
+        if first is None and (tokens or late):
             first, at_first = time.monotonic(), tokens or 1
         if delta.text:
             pieces.append(opened + delta.text)

@@ -39,6 +39,11 @@ class Replying:
             "reply 3 tokens in 3.000 s; first token after 1.000 s, then 1.0 tok/s",
         ),
         (
+            SamplingParams(best_of=3),
+            [Delta(1, tail="a"), Delta(1, tail="a b"), Delta(1, (5, 6, 7), "a b c", finish=Finish.STOP)],
+            "reply 3 tokens in 3.000 s; first token after 1.000 s, then 1.0 tok/s",
+        ),
+        (
             SamplingParams(prompt_logprobs=1),
             [Delta(1), Delta(1, (5,), "a"), Delta(1, (6,), "b", finish=Finish.STOP)],
             "reply 2 tokens in 3.000 s; first token after 2.000 s, then 1.0 tok/s",
@@ -49,7 +54,7 @@ class Replying:
             "reply 0 tokens in 1.000 s; first token after 1.000 s",
         ),
     ],
-    ids=["beams", "prompt", "empty"],
+    ids=["beams", "best of", "prompt", "empty"],
 )
 def test_the_first_token_is_left_out_of_the_rate(
     monkeypatch: pytest.MonkeyPatch,
