@@ -326,6 +326,11 @@ class Snapshot:
         return blocks // self.block_groups * self.block_size
 
     @property
+    def queued(self) -> int:
+        """Requests that do not run: they wait, or their blocks are loading."""
+        return self.waiting + self.loading
+
+    @property
     def on_cpu(self) -> bool:
         return (self.replicas[0].device if self.replicas else self.device) == "cpu"
 

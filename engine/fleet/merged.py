@@ -40,7 +40,7 @@ def replica_view(
         error=shot.error,
         device=shot.device,
         running=shot.running,
-        waiting=shot.waiting + shot.loading,
+        waiting=shot.queued,
         blocks=shot.blocks.size,
         in_use=shot.blocks.in_use,
         cached=shot.blocks.cached,

@@ -29,7 +29,8 @@ def child_of(
 def fork(scheduler: Scheduler, parent: Request, child: Request) -> None:
     """Add a child with the parent's tokens. It shares blocks if the parent runs and a slot is free."""
     if branch(scheduler, parent, child):
-        child.cached_tokens = min(child.launched, child.prompt_len)
+        same = child.group >= 0  # of the same prompt, which went through the cache once
+        child.cached_tokens = parent.cached_tokens if same else min(child.launched, child.prompt_len)
         shared, now = len(child.blocks), scheduler.clock()
         scheduler.emit(events.Forked(scheduler.step, now, child.id, parent.id, shared, child.group))
     elif child.group < 0:  # a group was queued as a whole

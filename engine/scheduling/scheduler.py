@@ -212,7 +212,7 @@ class Scheduler:
                 if (full or short > 0) and self._overtake(builder, request, short):
                     promised = self._promised()
                     continue
-                request.why = f"needs {need} blocks, {max(spare, 0)} available"
+                request.why = found.lacking(need, spare)
                 return
             if not (count := self._chunk(builder, found.tokens, request.known)):
                 whole = not self.rules.chunked_prefill

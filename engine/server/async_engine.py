@@ -105,7 +105,7 @@ class AsyncEngine:
         started.add_done_callback(once_started)
 
     def cached_tokens(self, request: int) -> int:
-        """Return how many prompt tokens came from the prefix cache. Call it once, after the first delta."""
+        """Return how many tokens came from the prefix cache. Call it once, after the first delta."""
         return self._cached.pop(request, 0)
 
     def first_token_at(self, request: int) -> float | None:

@@ -204,7 +204,8 @@ class Generation:
             return deltas
         if not place.started:
             place.started = True
-            self.usage.cached += self.engine.cached_tokens(place.stream.id)
+            found = self.engine.cached_tokens(place.stream.id)  # of a reply that it continues, too
+            self.usage.cached += min(found, place.stream.prompt_tokens)
         tokens, lengths = 0, place.lengths
         for delta in deltas:
             count = len(delta.tokens)

@@ -14,6 +14,7 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.host.thread import EngineThread
 from minichat.chats.model import Message
+from minichat.commands.generate import ReplyCosts
 from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
@@ -137,13 +138,16 @@ class Talk:
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
-        began, tokens, pieces, stream = time.monotonic(), 0, [], None
+        began, first, at_first = time.monotonic(), None, 0
+        tokens, pieces, stream = 0, [], None
         try:
             stream = self.host.submit(self.messages, self.params, adapter=self.adapter)
             stream.accepted.result()  # a refusal raises here
             opened = opening(self.host, self.params)
             for delta in stream:
                 tokens += len(delta.tokens)
+                if first is None and tokens:
+                    first, at_first = time.monotonic() - began, tokens
                 if delta.text:
                     pieces.append(opened + delta.text)
                     opened = ""
@@ -164,8 +168,8 @@ class Talk:
             self._report_end(delta, tokens)
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
-            seconds = time.monotonic() - began
-            print(f"\x1b[2m{plural(tokens, 'token')}, {tokens / seconds:.0f} tok/s\x1b[0m")
+            rate = ReplyCosts(0, tokens, time.monotonic() - began, first, at_first).rate
+            print(f"\x1b[2m{plural(tokens, 'token')}{f', {rate:.0f} tok/s' if rate else ''}\x1b[0m")
 
     def _report_end(self, last: Delta, tokens: int) -> None:
         """Report a reply that failed or is not complete."""

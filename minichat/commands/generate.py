@@ -174,9 +174,10 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first, at_first = [], 0, None, 0
+    late = params.beams > 1 or params.samples > 1  # the tokens of the best one come at the end
     for delta in stream:
         tokens += len(delta.tokens)
-        if first is None and (tokens or params.beams > 1):  # a search sends its tokens at the end
+        if first is None and (tokens or late):
             first, at_first = time.monotonic(), tokens or 1
         if delta.text:
             pieces.append(opened + delta.text)
@@ -265,9 +266,14 @@ class ReplyCosts:
     first: float | None = None  # seconds until the first piece
     at_first: int = 0  # the tokens of that piece, which tell nothing about the rate
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first piece; 0 if there are none."""
+        rest, after = self.tokens - self.at_first, self.seconds - (self.first or 0.0)
+        return rest / after if rest > 0 and after > 0 else 0.0
+
     def __str__(self) -> str:
         note = "" if self.first is None else f"; first token after {self.first:.3f} s"
-        rest, after = self.tokens - self.at_first, self.seconds - (self.first or 0.0)
-        rate = f", {'then ' if note else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
+        rate = f", {'then ' if note else ''}{self.rate:.1f} tok/s" if self.rate else ""
         prompt, reply = plural(self.prompt, "token"), plural(self.tokens, "token")
         return f"prompt {prompt}, reply {reply} in {self.seconds:.3f} s{note}{rate}"

@@ -48,6 +48,7 @@ class Sample:
     parts: ReplyText = field(default_factory=ReplyText)
     tokens: int = 0
     blocks: int = 0
+    decoding: float = 0.0  # as `RunningReply.decoding`
     finish: Finish | None = None
     error: str = ""
     sampled: str = ""  # how, in words, once it has ended
@@ -55,7 +56,20 @@ class Sample:
     def take(self, delta: Delta) -> None:
         self.parts.push(delta.text)
         self.tokens += len(delta.tokens)
-        self.finish, self.error, self.blocks = delta.finish or self.finish, delta.error, delta.blocks
+        self.finish, self.error = delta.finish or self.finish, delta.error
+        self.blocks, self.decoding = delta.blocks, delta.decoding
+
+    def stats(self, first: ReplyStats) -> ReplyStats:
+        """Its own, once it has ended. `first`: those of the first sample, which has the same prompt."""
+        seconds = first.ttft + self.decoding if self.decoding else first.seconds
+        return replace(
+            first,
+            tokens=self.tokens,
+            seconds=seconds,
+            decoding=self.decoding,
+            blocks=self.blocks,
+            strategy=self.sampled,
+        )
 
 
 class HasEnded(EngineError):
@@ -140,6 +154,20 @@ class RunningReply:
         self.blocks = len({block for row in rows for block in row.blocks})
         self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
 
+    @property
+    def searching(self) -> bool:
+        """Whether it is searched with beams now."""
+        return (self.sent if self.reply else params_from(self.message.params)).beams > 1
+
+    @property
+    def doing(self) -> str:
+        """What it does before its first certain token, as at its message in the transcript."""
+        if self.searching:
+            return (self.taken if self.begun else "") or "searching"
+        if not self.begun:
+            return "waiting"
+        return self.taken or ("thinking" if self.parts.thinking else "writing")
+
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:
         """The changes to send to the engine for these parameters."""
         before, self.sent = self.sent, params
@@ -173,9 +201,7 @@ class RunningReply:
         for _, each in sorted(self.others.items()):
             if each.finish is not None:
                 each.parts.flush()
-                stats = message.stats and replace(
-                    message.stats, tokens=each.tokens, blocks=each.blocks, strategy=each.sampled
-                )
+                stats = message.stats and each.stats(message.stats)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))

@@ -10,7 +10,7 @@ import pytest
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from minichat.commands import generate
+from minichat.commands import chat, generate
 from minichat.commands.generate import ReplyCosts
 
 
@@ -39,6 +39,11 @@ class Replying:
             "reply 3 tokens in 3.000 s; first token after 1.000 s, then 1.0 tok/s",
         ),
         (
+            SamplingParams(best_of=3),
+            [Delta(1, tail="a"), Delta(1, tail="a b"), Delta(1, (5, 6, 7), "a b c", finish=Finish.STOP)],
+            "reply 3 tokens in 3.000 s; first token after 1.000 s, then 1.0 tok/s",
+        ),
+        (
             SamplingParams(prompt_logprobs=1),
             [Delta(1), Delta(1, (5,), "a"), Delta(1, (6,), "b", finish=Finish.STOP)],
             "reply 2 tokens in 3.000 s; first token after 2.000 s, then 1.0 tok/s",
@@ -49,7 +54,7 @@ class Replying:
             "reply 0 tokens in 1.000 s; first token after 1.000 s",
         ),
     ],
-    ids=["beams", "prompt", "empty"],
+    ids=["beams", "best of", "prompt", "empty"],
 )
 def test_the_first_token_is_left_out_of_the_rate(
     monkeypatch: pytest.MonkeyPatch,
@@ -73,3 +78,16 @@ def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
         "prompt 1 token, reply 5 tokens in 0.301 s; first token after 0.301 s"
     )
     assert str(ReplyCosts(3, 40, 2.0)) == "prompt 3 tokens, reply 40 tokens in 2.000 s, 20.0 tok/s"
+
+
+def test_a_plain_chat_shows_the_same_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Replying(
+        [Delta(1), Delta(1, (5,), "a"), Delta(1, (6, 7), "b"), Delta(1, (8,), "c", finish=Finish.STOP)]
+    )
+    monkeypatch.setattr(chat, "time", SimpleNamespace(monotonic=lambda: stream.now))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    host = SimpleNamespace(submit=lambda *_, **__: stream, has_template=False)
+    chat.Talk(host, SamplingParams(), None)._answer("hi")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "abc\n\x1b[2m4 tokens, 2 tok/s\x1b[0m\n"

@@ -55,6 +55,19 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
     assert result.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
 
 
+def test_all_replies_show_the_tokens_that_the_prompt_found_in_the_cache() -> None:
+    """Not those that they share since the first token."""
+    engine, shown = ledger_engine(), list[set[int]]()
+    for _ in range(2):
+        engine.submit([3] * 100, SamplingParams(max_tokens=4, n=3, seed=0), Outputs())
+        seen = set[int]()
+        while engine.busy:
+            engine.step()
+            seen |= {each.cached_tokens for each in engine.snapshot().requests if each.generated}
+        shown.append(seen)
+    assert shown == [{0}, {96}]
+
+
 def test_events_name_the_request_that_the_other_replies_answer() -> None:
     engine = ledger_engine()
     seen: list[Event] = []

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from engine.api.request import Request, TierOffer
 from engine.kv.tiers.tier import BlockName, TransferOrder
+from engine.kv.window import held
 
 
 @dataclass(slots=True)
@@ -26,3 +27,8 @@ class FoundBlocks(NamedTuple):
     names: tuple[BlockName, ...] = ()
     offer: TierOffer | None = None  # what a tier had, loaded or not
     trimmed: int = 0  # the position whose windows the blocks cover
+
+    def lacking(self, need: int, spare: int) -> str:
+        """Why a request that needs more blocks than these waits. The cached ones of these are not spare."""
+        beside = f" beside its {count} cached" if (count := len(held(self.hits))) else ""
+        return f"needs {need} blocks{beside}, {max(spare, 0)} available"

@@ -66,7 +66,7 @@ async def engine(request: Request) -> dict[str, Any]:
         "max_context": shot.max_context,
         "quantization": shot.quantization,
         "running": shot.running,
-        "waiting": shot.waiting,
+        "waiting": shot.queued,
         "replicas": [each._asdict() for each in shot.replicas],
         "in_flight": state.gate.in_flight,
         "in_flight_most": state.gate.most,

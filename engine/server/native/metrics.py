@@ -46,6 +46,7 @@ class _Life:
 
     arrived: float
     prompt: int = 0
+    given: int = 0  # tokens of another reply that it continues
     admitted: float | None = None
     first: float | None = None  # when its first token came
     had: int = 1  # tokens of the reply at that time
@@ -111,7 +112,7 @@ class Metrics:
     def _on_event(self, event: Event) -> None:
         match event:
             case Queued():
-                self._lives[event.request] = _Life(event.at, event.prompt)
+                self._lives[event.request] = _Life(event.at, event.prompt, event.generated)
                 self._prompt.observe(event.prompt)
             case Admitted():
                 self._admit(event)
@@ -137,24 +138,27 @@ class Metrics:
         if (life := self._lives.get(event.request)) is None:
             return  # a sample of another request
         life.admitted = event.at
+        cached = min(event.cached, life.prompt)  # the others are of the reply that it continues
         self._queue.observe(event.at - life.arrived)
-        self._computed.observe(life.prompt - event.cached)
+        self._computed.observe(life.prompt - cached)
         self._admitted_tokens += life.prompt
-        sent = event.held if event.loaded and event.tier == EXCHANGE else 0
+        sent = min(event.held, cached) if event.loaded and event.tier == EXCHANGE else 0
         self._sent_tokens += sent
-        self._cached_tokens += event.cached - sent
+        self._cached_tokens += cached - sent
 
     def _start(self, event: FirstToken) -> None:
-        life = self._lives.setdefault(event.request, _Life(event.at - event.seconds))
-        life.first, life.had = event.at, event.generated
+        forked = _Life(event.at - event.seconds, given=max(event.generated - 1, 0))  # and was not queued
+        life = self._lives.setdefault(event.request, forked)
+        life.first, life.had = event.at, max(event.generated, life.given + 1)  # a search has no tokens yet
         self._ttft.observe(event.seconds)
         if life.admitted is not None:
             self._prefill.observe(event.at - life.admitted)
 
     def _end(self, event: Finished) -> None:
-        self._generated.observe(event.tokens)
+        life = self._lives.pop(event.request, None)
+        self._generated.observe(event.tokens - (life.given if life is not None else 0))
         self._finished[event.finish] += 1
-        if (life := self._lives.pop(event.request, None)) is None:
+        if life is None:
             return
         self._e2e.observe(event.at - life.arrived)
         self._preempted.observe(life.preemptions)
@@ -180,7 +184,7 @@ class Metrics:
         page.counter("prompt_tokens_total", "Prompt tokens of admitted requests.", prompts)
         page.counter("prompt_tokens_cached_total", "Those of them that were cached.", hits)
         page.split("counter", "prompt_tokens_by_source_total", "The same, by source.", "source", by_source)
-        page.counter("generation_tokens_total", "Generated tokens.", self.generated)
+        page.counter("generation_tokens_total", "Tokens of returned replies.", self.generated)
         page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
@@ -204,10 +208,9 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
     """Add the gauges, which a snapshot has."""
     changing = shot.change is not None and not shot.change.over
     deferred = shot.loading + (shot.waiting if changing else 0)
-    waiting = shot.waiting + shot.loading
-    reasons = {"capacity": waiting - deferred, "deferred": deferred}
+    reasons = {"capacity": shot.queued - deferred, "deferred": deferred}
     page.gauge("num_requests_running", "Requests in the running batch.", shot.running)
-    page.gauge("num_requests_waiting", "Requests in the queue.", waiting)
+    page.gauge("num_requests_waiting", "Requests in the queue.", shot.queued)
     page.split("gauge", "num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
     usage = shot.blocks.in_use / max(1, shot.blocks.size)
     page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)

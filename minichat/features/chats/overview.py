@@ -144,10 +144,10 @@ class ChatOverview(Widget, can_focus=True):
 def state_of(conversation: Conversation) -> tuple[str, str]:
     """The state of a chat as a word or a rate, and its style."""
     run, messages = conversation.run, conversation.chat.messages
-    if run is not None and run.first is None:
-        return "waiting", "$text-muted"
-    if run is not None and run.taken:
+    if run is not None and run.taken and run.begun:
         return run.taken, "$text-warning"
+    if run is not None and run.first is None:
+        return run.doing, "$text-muted"
     if run is not None:
         stats = run.stats_so_far(conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from textual.content import Content
 
-from engine.api.snapshot import SchemeView, Snapshot
+from engine.api.snapshot import HOST, SchemeView, Snapshot
 from minichat.models.progress import size
 from minichat.models.welcome import is_dry
 from minichat.plural import plural
 from minichat.ui.marks import Marks
+from minichat.ui.monitor.cells import State, states
 from minichat.ui.monitor.figures import one_rank
 
 LABEL = 13  # cells
@@ -168,20 +170,22 @@ def memory(found: dict[str, int]) -> tuple[Row, ...]:
 
 
 def room(shot: Snapshot) -> tuple[Row, ...]:
-    """Blocks, and the tokens they hold."""
+    """Blocks as the monitor counts them, and the tokens they hold."""
     blocks, count = shot.blocks, len(shot.blocks.refs)
-    free = count - blocks.in_use - blocks.cached
+    counts = np.bincount(states(blocks), minlength=len(State)).tolist()
+    free, cached, dropped = (counts[state] for state in (State.FREE, State.CACHED, State.LEFT))
     rows: list[Row] = [
         ("blocks", f"{count:,} of {shot.block_size} tokens", None),
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
-        ("cached", f"{blocks.cached:,}", blocks.cached / count),
+        ("cached", f"{cached:,}", cached / count),
+        *([("dropped", f"{dropped:,}", dropped / count)] if dropped else []),
         ("free", f"{free:,}", free / count),
         ("tokens", f"{shot.tokens_in(count):,} total", None),
         ("left", f"{shot.tokens_in(count - blocks.in_use):,} available", None),
         ("context", f"at most {shot.max_context:,} tokens", None),
     ]
     if shot.host_size:
-        rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
+        rows.append((HOST, f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
     rows += [
         (tier.name, tier.problem or f"{tier.in_use:,} of {tier.size:,} blocks", None) for tier in shot.tiers
     ]

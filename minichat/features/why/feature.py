@@ -20,7 +20,7 @@ from minichat.features.why.speed import Speed, Use, explain
 from minichat.shell.background import begin
 from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.engine_watch import EngineWatch
-from minichat.ui.monitor.figures import duration, size
+from minichat.ui.monitor.figures import duration, per_second, size
 from minichat.ui.monitor.graphs import bar, shares
 from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
@@ -130,7 +130,7 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
         lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
-    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {speed.steps:.0f} steps/s"
+    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {per_second(speed.steps)} steps/s"
     lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))
     if speed.traffic:
         sent = f"{speed.joining:.0%} of the time; each of {speed.ranks} ranks sends {size(speed.traffic)}/s"

@@ -9,7 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.figures import duration, token_rate
 from minichat.ui.monitor.graphs import bar, graph
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import ASCII, UNICODE
@@ -63,7 +63,7 @@ class EngineLine(Widget):
             prefill=phases["prefill"],
             decode=phases["decode"],
             out=out,
-            rate=round(rate),
+            rate=round(rate, 0 if rate >= 10 else 2),
             history=tuple(self._history),
             step=round(snapshot.step_times.total, 4),
             error=snapshot.error,
@@ -91,7 +91,7 @@ class EngineLine(Widget):
             *([self.note] if self.note else []),
             f"KV [{gauge}] {share:4.0%}{blocks}",
             " ".join(f"{letter}{apart}{count}" for letter, count in counts.items()),
-            f"{facts.rate:,.0f} tok/s {spark}",
+            f"{token_rate(facts.rate)} {spark}",
             duration(facts.step),
         ]
         if facts.changed:

@@ -21,9 +21,14 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
+def per_second(rate: float) -> str:
+    """Format a rate without its unit: "1,240", "38", "0.24"."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def token_rate(rate: float) -> str:
     """Format tokens per second: "38 tok/s", "0.24 tok/s"."""
-    return f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
+    return f"{per_second(rate)} tok/s"
 
 
 def clock_time(at: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.api.snapshot import Snapshot, moved_where
+from engine.api.snapshot import HOST, Snapshot, moved_where
 from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Row, Signs, Span
@@ -83,7 +83,7 @@ def totals(
         sign = signs.swatch if halves else "~"
         parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
     if shot.host_size:
-        parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
+        parts.insert(2, ((f"{HOST} ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
     parts += [
         (
             (f"{tier.name} ", "muted"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.api.snapshot import Snapshot, Speculation
 from minichat.plural import plural
-from minichat.ui.monitor.figures import clock_time
+from minichat.ui.monitor.figures import clock_time, per_second
 from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
 from minichat.ui.snapshot_poller import quiet
@@ -57,13 +57,13 @@ class RateGraphs(Pane):
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         rates, drafts = shot.rates, _speculation(shot.speculation)
-        heading = self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width))
+        heading = self.heading(f"{per_second(rates.steps)} steps/s", right=self._newest_mark(width))
         if not self._ran and height == 2:
             return (heading, ((" no activity yet", "muted"),))
         lines = max(1, (height - 4 - len(drafts)) // 2)
         prefill, first = self._graph("prefill", rates.prefill, 0, "second", width, lines)
         decode, second = self._graph("decode", rates.decode, 1, "graph", width, lines)
-        tops = f" top {first:,.0f}, {second:,.0f}" if lines == 1 else ""
+        tops = f" top {per_second(first)}, {per_second(second)}" if lines == 1 else ""
         return (
             heading,
             *prefill,
@@ -95,8 +95,8 @@ class RateGraphs(Pane):
         history = self._history.columns(figure, WINDOWS[self.window], self._dots(cells))
         top = rounded_up(max([value, *history]))
         drawn = graph(history, cells, lines, ascii=self.signs.ascii, top=top)
-        present = f" {name:<7} {value:>7,.0f} tok/s"
-        labels = [f"{top:>16,.0f}", *[""] * (lines - 2), present] if lines > 1 else [present]
+        present = f" {name:<7} {per_second(value):>7} tok/s"
+        labels = [f"{per_second(top):>16}", *[""] * (lines - 2), present] if lines > 1 else [present]
         looks = ["muted"] * (lines - 1) + ["value"]
         marked = self._marked(cells)
         axis = (self.signs.axis, "muted")

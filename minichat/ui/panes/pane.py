@@ -137,7 +137,7 @@ class ChatPane(Vertical):
 
     def add_text(self, text: str, tail: str, *, reasoning: bool = False) -> None:
         run = self.conversation.run
-        beams = run is not None and run.sent.beams > 1
+        beams = run is not None and run.searching
         self.transcript.extend(text, tail, reasoning=reasoning, beams=beams)
         # The header is far from the newest line: one frame with both would redraw all lines between them.
         self._show_figures_in_turn()
@@ -174,7 +174,7 @@ class ChatPane(Vertical):
         if (run := self.conversation.run) is None:
             return ""
         if run.first is None:
-            return "waiting"
+            return run.doing
         stats = run.stats_so_far(self.conversation.services.clock())
         settled = stats.seconds - stats.ttft >= _RATE_AFTER
         rate = run.taken or (token_rate(stats.rate) if settled else "")

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
 
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.features.chats.overview import ChatOverview, state_of
 from minichat.shell.remembered import Remembered
+from minichat.ui.panes.pane import ChatPane
 from tests.app.conftest import Bench, run, snapshot
 from tests.cases import SIZES
 
@@ -29,6 +32,28 @@ async def open_chats(it: Bench, *names: str) -> None:
         await it.pilot.press("ctrl+n")
         await it.until(lambda: it.app.chats.active.chat.title == "")
         it.app.chats.active.rename(name)
+
+
+@run
+async def test_a_reply_without_a_certain_token_has_one_word(bench: Callable[..., Any]) -> None:
+    """Of the best of several replies, text is shown before its tokens are certain."""
+    async with bench((220, 40), params=SamplingParams(best_of=3)) as it:
+        await it.pilot.press("ctrl+n", "alt+g")
+        best, search = it.app.chats
+        search.tune(SamplingParams(beams=4))
+        for each in (best, search):
+            each.send("hello")
+        await it.until(lambda: len(it.replies) == 2)
+        for reply in it.replies:
+            reply.send(Delta(reply.id, tail="some text"))
+        await it.until(lambda: best.run.begun and search.run.begun)
+        for each, word in ((best, "writing"), (search, "searching")):
+            pane = next(pane for pane in it.main.query(ChatPane) if pane.conversation is each)
+            pane.show_figures()  # at a running reply they are updated in turn
+            assert pane.head.figures == state_of(each)[0] == word
+        await it.until(
+            lambda: any("writing" in row and "searching" in row for row in it.screen_text().splitlines()[3:])
+        )
 
 
 @run

@@ -306,6 +306,18 @@ async def test_several_replies_open_in_forks(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_each_of_several_replies_has_its_own_rate(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50), params=SamplingParams(temperature=0.7, n=2)) as it:
+        reply = await it.say("hello")
+        reply.send(Delta(reply.id, tuple(range(11)), "short", finish=Finish.STOP, left=1, decoding=0.5))
+        reply.send(Delta(reply.id, tuple(range(101)), "long", finish=Finish.STOP, choice=1, decoding=4.0))
+        await it.until(lambda: len(it.app.chats) == 2)
+        short, long = (each.chat.messages[-1].stats for each in it.app.chats)
+        assert (short.rate, long.rate) == (20, 25)
+        assert (long.tokens, long.seconds) == (101, long.ttft + 4.0)
+
+
+@run
 async def test_a_stopped_request_leaves_no_forks(bench: Callable[..., Any]) -> None:
     async with bench(params=SamplingParams(temperature=0.7, n=2)) as it:
         reply = await it.say("hello")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.api.snapshot import Change, RankView, ReplicaView, SchemeView, TierView
@@ -31,10 +32,22 @@ def test_unknown_values_are_not_shown() -> None:
     quantized = replace(shot, quantization="int4, groups of 64")
     rows = [row[:2] for row in scheme(quantized)]
     assert rows[1:3] == [("weights", "int4, groups of 64"), ("computed in", "float32")]
-    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
+    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "host"
     disk = replace(shot, tiers=(TierView("disk", 3, 9000),))
     assert room(disk)[-1] == ("disk", "3 of 9,000 blocks", None)
     assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
+
+
+def test_blocks_are_counted_as_on_the_map() -> None:
+    """Which sets apart those that a request has dropped, though they can be found and reused, too."""
+    owner = np.array([0, 0, 1, 1, 1, -1])
+    blocks = replace(snapshot().blocks, size=6, owner=owner, refs=np.array([1, 0, 0, 0, 0, 0]), in_use=1)
+    shot = replace(snapshot(), blocks=replace(blocks, cached=4))
+    assert [row[:2] for row in room(shot)[1:4]] == [("in use", "1"), ("cached", "4"), ("free", "1")]
+    left = np.array([False, True, True, True, False, False])
+    slid = room(replace(shot, blocks=replace(shot.blocks, left=left)))
+    assert dict(row[:2] for row in slid[1:5]) == {"in use": "1", "cached": "1", "dropped": "3", "free": "1"}
+    assert sum(row[2] or 0 for row in slid) == pytest.approx(1)
 
 
 def test_the_drawer_says_what_the_products_are_computed_in() -> None:

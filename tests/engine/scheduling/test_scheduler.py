@@ -212,6 +212,19 @@ def test_a_waiting_request_reports_the_reason() -> None:
     assert engine.scheduler.requests[waiting].why == "needs 4 blocks, 1 available"
 
 
+def test_blocks_that_a_request_finds_in_the_cache_are_not_available_to_it() -> None:
+    """But the map shows them as cached, and so the reason names them."""
+    engine = ledger_engine(blocks=8, step_tokens=200)
+    ask(engine, prompt=32, count=1)
+    drain(engine)
+    ask(engine, prompt=80, count=20, first=1)
+    engine.step()
+    waiting, _ = ask(engine, prompt=60, count=10)  # begins with the same 32 tokens
+    engine.step()
+    assert engine.snapshot().blocks.cached == 2
+    assert engine.scheduler.requests[waiting].why == "needs 2 blocks beside its 2 cached, 0 available"
+
+
 class TestLatency:
     def test_the_earliest_deadline_runs_first(self) -> None:
         engine = ledger_engine(slots=1, policy="latency")

@@ -134,7 +134,7 @@ def test_unfinished_requests_of_a_dead_engine_count_as_errors(fresh: Served) -> 
 def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
     found = after(
         fresh,
-        Queued(0, 10.0, 1, 100),
+        Queued(0, 10.0, 1, 100, 4),
         Admitted(1, 11.0, 1, 64),
         FirstToken(2, 13.0, 1, 3.0, generated=5),  # it continues four tokens
         Preempted(3, 14.0, 1, False, 4),
@@ -151,7 +151,7 @@ def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
         "request_time_per_output_token_seconds": 2,
         "request_prompt_tokens": 100,
         "request_prefill_kv_computed_tokens": 36,
-        "request_generation_tokens": 9,
+        "request_generation_tokens": 5,
         "request_num_preemptions": 2,
     }
     assert {name: (found[name].value("_sum"), found[name].value("_count")) for name in sums} == {
@@ -162,6 +162,39 @@ def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
     by_source = found["prompt_tokens_by_source_total"]
     assert by_source.value(source="local_compute") == 36
     assert by_source.value(source="local_cache_hit") == 64
+
+
+def test_a_continued_reply_counts_only_what_is_new(fresh: Served) -> None:
+    """Its prompt is in the cache, and so are some of the tokens that it continues."""
+    found = after(
+        fresh,
+        Queued(0, 10.0, 1, 17, 50),
+        Admitted(1, 11.0, 1, 64),
+        FirstToken(2, 13.0, 1, 3.0, generated=51),
+        Finished(9, 21.0, 1, "length", 60, ""),
+        Queued(9, 21.0, 2, 17, 50),
+        Finished(9, 22.0, 2, "aborted", 50, ""),
+    )
+    assert found["prefix_cache_hits_total"].value() == found["prefix_cache_queries_total"].value() == 17
+    assert found["prompt_tokens_by_source_total"].value(source="local_compute") == 0
+    assert found["request_prefill_kv_computed_tokens"].value("_sum") == 0
+    assert found["request_generation_tokens"].value("_sum") == 10
+    assert found["request_generation_tokens"].value("_count") == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_search_has_no_token_at_its_first_step(fresh: Served, first: int) -> None:
+    first_token = FirstToken(2, 13.0, 1, 3.0, generated=first)
+    found = after(fresh, Queued(0, 10.0, 1, 17), first_token, Finished(9, 42.0, 1, "length", 30, ""))
+    assert found["request_generation_tokens"].value("_sum") == 30
+    assert found["request_time_per_output_token_seconds"].value("_sum") == 1
+
+
+def test_a_fork_counts_only_what_is_new(fresh: Served) -> None:
+    first = FirstToken(2, 13.0, 1, 3.0, generated=51)
+    found = after(fresh, first, Finished(9, 22.0, 1, "length", 60, ""))
+    assert found["request_generation_tokens"].value("_sum") == 10
+    assert found["request_time_per_output_token_seconds"].value("_sum") == 1
 
 
 def test_a_request_that_never_ran_has_no_time_in_the_engine(fresh: Served) -> None:

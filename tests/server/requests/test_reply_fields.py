@@ -169,3 +169,12 @@ def test_tokens_that_a_reply_may_have(words: httpx.Client, tokenizer: Tokenizer)
     ):
         response = words.post(TEXT, json={"prompt": "hi", **fields})
         assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_cached_tokens_are_at_most_those_of_the_prompt(client: httpx.Client) -> None:
+    """Of a reply that continues another one, tokens of the reply may be in the cache, too."""
+    prompt, tokens = [7] * 40, [9] * 60
+    client.post(TEXT, json={"prompt": [*prompt, *tokens], "max_tokens": 1})
+    asked = {"prompt": prompt, "said": tokens, "max_tokens": 61, "ignore_eos": True}
+    usage = client.post(TEXT, json=asked).json()["usage"]
+    assert usage["prompt_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] == 40

@@ -48,6 +48,21 @@ async def test_the_top_of_a_graph_is_not_below_the_present_rate() -> None:
         assert lines(rates)[3].startswith(" top 1, 500 ")
 
 
+async def test_slow_rates_are_those_of_the_replies_headers() -> None:
+    """A large model on a CPU may take seconds for a step."""
+    rates, line = RateGraphs(ascii=True), EngineLine(ascii=True)
+    shot = snapshot(64, at=100.0, rates=Speeds(0.0, 0.334, 0.334, 1.0, 1.0))
+    async with staged(rates, (55, 6), focus=False):
+        rates.remember(shot)
+        rates.update_from(shot, OWNERS)
+        assert lines(rates)[0].rstrip() == " 3 rates  0.33 steps/s"
+        assert lines(rates)[2].startswith(" decode     0.33 tok/s")
+        assert lines(rates)[3].startswith(" top 1, 0.5 ")
+    async with staged(line, (90, 1), focus=False):
+        line.update_from(shot, OWNERS)
+        assert "| 0.33 tok/s" in str(line.render())
+
+
 async def test_an_idle_graph_ends_at_its_last_sample() -> None:
     """An idle engine is not polled, so the graph does not move: its end is not the present."""
     rates = RateGraphs(ascii=True, clock=lambda: 0.0)

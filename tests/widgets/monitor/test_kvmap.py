@@ -41,18 +41,18 @@ async def test_without_color_letters_show_owner_and_state() -> None:
         assert first.rstrip() == "++++++++AAAAAAAABBBBcccc........"
         assert lines(kvmap)[-2:] == [
             " # A 4  # B 1".ljust(47),
-            " + shared 2  a cached 1  swapped 3/64  . free 2".ljust(47)[:47],
+            " + shared 2  a cached 1  host 3/64  . free 2".ljust(47)[:47],
         ]
 
 
 async def test_the_letters_below_the_map_are_those_on_it() -> None:
     kvmap = KVMap(ascii=True)
     below = {
-        Tint.OWNER: "+ shared 2  a cached 1  swapped 3/64  . free 2",
-        Tint.AGE: "shared 2  cached 1  swapped 3/64  . free 2",
-        Tint.REFERENCES: "shared 2  - cached 1  swapped 3/64  . free 2",
-        Tint.FILL: "shared 2  - cached 1  swapped 3/64  . free 2",
-        Tint.TIER: "shared 2  cached 1  swapped 3/64  . free 2",
+        Tint.OWNER: "+ shared 2  a cached 1  host 3/64  . free 2",
+        Tint.AGE: "shared 2  cached 1  host 3/64  . free 2",
+        Tint.REFERENCES: "shared 2  - cached 1  host 3/64  . free 2",
+        Tint.FILL: "shared 2  - cached 1  host 3/64  . free 2",
+        Tint.TIER: "shared 2  cached 1  host 3/64  . free 2",
     }
     async with staged(kvmap, (60, 8), focus=False):
         for kvmap.tint in Tint:

@@ -1,5 +1,7 @@
 """The list of requests, one per line."""
 
+from dataclasses import replace
+
 from engine.api.snapshot import Speculation
 from minichat.ui.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
@@ -40,6 +42,15 @@ async def test_forty_columns_show_the_most_important_fields() -> None:
             "> A     0 decode        30/512    3     ",
             "* B     1 prefill       64/120    2     ",
         ]
+
+
+async def test_a_request_whose_blocks_are_loading_is_counted() -> None:
+    queues = Queues(ascii=True)
+    loading = request(4, "swapped", host_blocks=(0,), why="loading its blocks from disk")
+    shot = replace(snapshot(64, (DECODE, loading)), running=1, waiting=0, loading=1)
+    async with staged(queues, (60, 3), focus=False):
+        queues.update_from(shot, OWNERS)
+        assert lines(queues)[0].split() == "2 queues 1 running 1 waiting 1 more".split()
 
 
 async def test_the_gain_of_speculation_of_each_request() -> None:
