@@ -231,9 +231,8 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
     texts = [reply.text and opened + reply.text for reply in replies]
     if options.verbose:
         count = sum(len(each.tokens) for each in replies)
-        print(
-            f"minichat: {ReplyCosts(stream.prompt_tokens, count, time.monotonic() - began)}", file=sys.stderr
-        )
+        costs = ReplyCosts(stream.prompt_tokens, count, time.monotonic() - began, replies=len(replies))
+        print(f"minichat: {costs}", file=sys.stderr)
     if options.json:
         records = [
             {
@@ -258,22 +257,26 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class ReplyCosts:
-    """A reply's tokens and seconds, as a line for standard error: standard output has only the reply."""
+    """The tokens and seconds of a reply, or of several together, as a line for standard error: standard
+    output has only replies.
+    """
 
     prompt: int
     tokens: int
     seconds: float
-    first: float | None = None  # seconds until the first piece
+    first: float | None = None  # seconds until the first piece; None: not known
     at_first: int = 0  # the tokens of that piece, which tell nothing about the rate
+    replies: int = 1
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first piece; 0 if there are none."""
+        """Tokens per second after the first piece; 0 if there are none, or if that is not known."""
         rest, after = self.tokens - self.at_first, self.seconds - (self.first or 0.0)
-        return rest / after if rest > 0 and after > 0 else 0.0
+        return rest / after if self.first is not None and rest > 0 and after > 0 else 0.0
 
     def __str__(self) -> str:
         note = "" if self.first is None else f"; first token after {self.first:.3f} s"
-        rate = f", {'then ' if note else ''}{self.rate:.1f} tok/s" if self.rate else ""
-        prompt, reply = plural(self.prompt, "token"), plural(self.tokens, "token")
-        return f"prompt {prompt}, reply {reply} in {self.seconds:.3f} s{note}{rate}"
+        rate = f", then {self.rate:.1f} tok/s" if self.rate else ""
+        reply = "reply" if self.replies == 1 else f"{self.replies} replies of"
+        prompt, tokens = plural(self.prompt, "token"), plural(self.tokens, "token")
+        return f"prompt {prompt}, {reply} {tokens} in {self.seconds:.3f} s{note}{rate}"

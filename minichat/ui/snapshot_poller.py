@@ -9,7 +9,7 @@ from engine.api.snapshot import Snapshot, TierView
 from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
-_SLOWEST, _FASTEST = 0.5, 16.0  # snapshots per second
+_SLOWEST, _FASTEST = 0.5, 10.0  # snapshots per second, as in the settings
 _SETTLE = 0.1  # seconds that a tier has to look for what other programs have stored
 _PATIENCE = 5.0  # seconds without an answer after which the shown figures are old
 
