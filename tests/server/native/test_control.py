@@ -176,9 +176,7 @@ class TestReplies:
             assert client.post(path, json={"changes": changes}).status_code == 204
             body = {"id": reply["request"], "changes": {"max_tokens": 500}}
             assert client.post("/engine/commands/update", json=body).status_code == 200
-            assert (
-                client.post(path, json={"changes": {"best_of": 3}}).status_code == 400
-            )
+            assert client.post(path, json={"changes": {"best_of": 3}}).status_code == 400
             changed = params | changes | {"max_tokens": 500}
             listed = {each["id"]: each["params"] for each in client.get("/engine/replies").json()["replies"]}
             assert (listed[reply["id"]], listed[other["id"]]) == (changed, params)

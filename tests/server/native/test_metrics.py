@@ -134,7 +134,7 @@ def test_unfinished_requests_of_a_dead_engine_count_as_errors(fresh: Served) -> 
 def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
     found = after(
         fresh,
-        Queued(0, 10.0, 1, 100),
+        Queued(0, 10.0, 1, 100, generated=4),
         Admitted(1, 11.0, 1, 64),
         FirstToken(2, 13.0, 1, 3.0, generated=5),  # it continues four tokens
         Preempted(3, 14.0, 1, False, 4),
@@ -151,7 +151,7 @@ def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
         "request_time_per_output_token_seconds": 2,
         "request_prompt_tokens": 100,
         "request_prefill_kv_computed_tokens": 36,
-        "request_generation_tokens": 9,
+        "request_generation_tokens": 5,
         "request_num_preemptions": 2,
     }
     assert {name: (found[name].value("_sum"), found[name].value("_count")) for name in sums} == {
@@ -162,6 +162,35 @@ def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
     by_source = found["prompt_tokens_by_source_total"]
     assert by_source.value(source="local_compute") == 36
     assert by_source.value(source="local_cache_hit") == 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends", "each"),
+    [
+        ({}, 1, 9),
+        ({"n": 2}, 2, 9),
+        ({"said": [40, 41, 42]}, 1, 6),
+        ({"num_beams": 4, "n": 2}, 2, 9),  # hypotheses that are dropped are no replies
+        ({"n": 2, "best_of": 3}, 3, 9),  # one is not returned
+    ],
+)
+def test_ends_and_tokens_count_the_same_replies(
+    fresh: Served, fields: dict[str, Any], ends: int, each: int
+) -> None:
+    with fresh.client() as client:
+        complete(client, max_tokens=9, ignore_eos=True, **fields)
+        found = scrape(client)
+    lengths, tokens = found["request_generation_tokens"], ends * each
+    assert (lengths.value("_sum"), lengths.value("_count")) == (tokens, ends)
+    assert found["request_success_total"].value(finished_reason="length") == ends
+    assert found["generation_tokens_total"].value() == tokens
+
+
+def test_a_fork_counts_its_own_tokens(fresh: Served) -> None:
+    fork = FirstToken(4, 2.0, 2, 0.1, generated=6)  # it shares five with the running reply
+    found = after(fresh, fork, Finished(9, 3.0, 2, "stop", 8, ""), Finished(9, 3.0, 3, "aborted", 5, ""))
+    lengths = found["request_generation_tokens"]
+    assert (lengths.value("_sum"), lengths.value("_count")) == (3, 2)
 
 
 def test_a_request_that_never_ran_has_no_time_in_the_engine(fresh: Served) -> None:
