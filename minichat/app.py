@@ -31,7 +31,7 @@ from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
-from minichat.notices import Notices
+from minichat.notices import Notices, sentences
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.session.pacer import Pacer
@@ -59,7 +59,6 @@ from minichat.ui.transcript.glyphs import enterable, one_line
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_WITHIN = 2.0  # seconds after a signal
-_PROBLEMS = 4  # notices shown at once
 _FOLLOW_EVERY = 1.0  # seconds between looks at a reply that another screen receives
 _CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
 
@@ -251,12 +250,14 @@ class MinichatApp(Notices, inherit_bindings=False):
     def report(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8)
 
-    def _report_all(self, problems: Sequence[object]) -> None:
-        """Show the first few; each may take a quarter of a small screen."""
-        for problem in problems[:_PROBLEMS]:
-            self.report(str(problem))
-        if (rest := len(problems) - _PROBLEMS) > 0:
-            self.report(f"{rest} more problem{'s' * (rest > 1)}: fix these first")
+    def _report_all(self, problems: Sequence[object], before: Sequence[object] = ()) -> None:
+        """Show the first few. `before`: those known until now; notices of the solved ones end."""
+        found = sentences(problems)
+        for each in sentences(before):
+            if each not in found:
+                self.end_notice(one_line(each))
+        for each in found:
+            self.report(each)
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:

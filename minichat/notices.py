@@ -1,10 +1,23 @@
 """Notices: each is shown once, and can be ended when it is no longer true."""
 
 import time
+from collections.abc import Sequence
 
 from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.widgets._toast import Toast
+
+from minichat.plural import plural
+
+_PROBLEMS = 4  # shown at once
+
+
+def sentences(problems: Sequence[object]) -> list[str]:
+    """The notices of these problems: of the first few, since each may take a quarter of a small screen."""
+    found = [str(each) for each in problems[:_PROBLEMS]]
+    if (rest := len(problems) - _PROBLEMS) > 0:
+        found.append(f"{plural(rest, 'more problem')}: fix these first")
+    return found
 
 
 class Notices(App[object]):

@@ -49,6 +49,7 @@ class Delta(NamedTuple):
     saved: float = 0.0  # with `loaded`: seconds, at least, that computing them would have taken longer
     decoding: float = 0.0  # with a finish: seconds from its first token to its last; 0 if that is not known
     speculation: Speculation | None = None  # with a finish: what its drafts brought; None: it never drafted
+    unsent: int = 0  # with a finish, of best_of: tokens of the replies that were not among the best
     pooled: bytes = b""  # with pooling: the prompt's vector, as float32 in little-endian order
 
     @property
@@ -226,11 +227,19 @@ class AdapterChanged(Event):
     loaded: bool
 
 
+class Ended(NamedTuple):
+    """The end of a reply, and its length."""
+
+    finish: str
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finished(RequestEvent):
     finish: str
     tokens: int
     error: str
+    others: tuple[Ended, ...] = ()  # further replies of a beam search
 
 
 @dataclass(frozen=True, slots=True)

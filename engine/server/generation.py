@@ -206,13 +206,14 @@ class Generation:
             place.started = True
             found = self.engine.cached_tokens(place.stream.id)  # of a reply that it continues, too
             self.usage.cached += min(found, place.stream.prompt_tokens)
-        tokens, lengths = 0, place.lengths
+        tokens, unsent, lengths = 0, 0, place.lengths
         for delta in deltas:
             count = len(delta.tokens)
             tokens += count
+            unsent += delta.unsent
             lengths[delta.choice] = lengths.get(delta.choice, 0) + count
         self.usage.completion += tokens
-        self.metrics.generated += tokens
+        self.metrics.generated += tokens + unsent
         place.done = deltas[-1].last
         if place.done:
             self.metrics.longest.observe(max(lengths.values()))

@@ -333,4 +333,5 @@ class OutputProcessor:
             self._scheduler.drop(request)
         self._meters.finished += 1
         step, now = self._scheduler.step, self._clock()
-        self._bus.emit(events.Finished(step, now, group.id, finish.value, group.replied, error))
+        ended = events.Finished(step, now, group.id, finish.value, group.replied, error, group.others)
+        self._bus.emit(ended)

@@ -10,6 +10,7 @@ from engine.api.places import expanded
 from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.options import failed
 from minichat.commands.screen import show
+from minichat.models.present import present_options
 from minichat.models.residents import Resident, Waiting, home_of, residents
 from minichat.settings import Loaded, load
 from minichat.shell.again import words_of
@@ -59,12 +60,19 @@ def attach_to(
     if waiting.words is None and (died := resident.died()):
         raise EngineError(f"{died}; replace it with: {resident.up}")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
+
+    def again(model: str) -> list[str]:
+        """The engine may have been converted since: typed options become those that it has now."""
+        if (present := present_options(resident, lambda trouble: None)) is None:
+            return words_of(options)
+        return words_of(options, **{name: present.of(name, value) for name, value in vars(options).items()})
+
     code = show(
         options,
         paths,
         loaded or load(paths.settings),
         lambda: RemoteBackend(address, waiting),
-        lambda model: words_of(options),
+        again,
         model=model,
         blame=blame,
     )

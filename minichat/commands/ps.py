@@ -7,11 +7,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from engine.api.errors import EngineError
-from minichat.clients.address import Address
+from minichat.models.present import ask
 from minichat.models.residents import Resident, home_of, residents
 from minichat.shell.paths import locate
-
-_WITHIN = 3.0  # seconds for an engine to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +52,16 @@ async def _look() -> list[ProcessRow]:
 
 
 async def _line(resident: Resident) -> ProcessRow:
-    from minichat.clients.link import Link
-
     record = resident.record
     if record is None:
         return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
     state, status = record.state, {}
     if state == "ready":
-        link = Link(Address("http://localhost", uds=str(resident.socket)))
         try:
-            async with asyncio.timeout(_WITHIN):
-                await link.open()
-                status = await link.ask("GET", "/engine")
+            status = await ask(resident, "/engine")
             state = status["state"]
-        except (EngineError, TimeoutError):
+        except EngineError:
             state = "no answer"  # it may be shutting down
-        finally:
-            await link.close()
     return ProcessRow(
         resident.name,
         record.pid,

@@ -13,6 +13,7 @@ from minichat.commands.options import SAMPLING, engine_config, failed, show_prog
 from minichat.commands.serve import check
 from minichat.commands.tui import blaming, given_of, lines_of, report, settle
 from minichat.models.catalog import identity
+from minichat.models.present import PresentOptions, option, present_options
 from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import Loaded, Problem, load
 from minichat.shell.again import typed, words_of
@@ -29,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
         resident = Resident(home_of(paths), options.name)
         asked = typed(options)
         _from_here(options)
-        _fits(resident, options)
+        present = present_options(resident, _tell)
+        _fits(resident, options, present)
         loaded = load(paths.settings)
         given = given_of(options)
         if options.no_screen:
@@ -38,21 +40,27 @@ def run(options: argparse.Namespace) -> int:
         options.model = identity(options.model)
         engine_config(options)  # validate before anything starts; so does `check` below
         words = serve_words(options)
-        unlike = _unlike(resident, words, loaded, given)
+        unlike = _unlike(words, loaded, given, present)
         loaded.problems.extend(unlike)  # the screen shows them
         check(parser().parse_args(["serve", *words]))
         waiting = Waiting(resident, words)
         if died := resident.died():
-            print(f"minichat: {died}; starting a replacement", file=sys.stderr)
+            _tell(f"{died}; starting a replacement")
         if not options.no_screen:
             return attach_to(asked, paths, waiting, options.model, blaming(options, loaded, given), loaded)
         for each in unlike:
-            print(f"minichat: {each}", file=sys.stderr)
+            _tell(str(each))
+        if present is not None and (converted := present.conversion):
+            _tell(f"the engine {resident.name} is being converted {converted}")
         _wait(waiting)
     except EngineError as error:
         return failed(error, options)
-    print(f"minichat: {resident.goes_on}", file=sys.stderr)
+    _tell(resident.goes_on)
     return 0
+
+
+def _tell(line: str) -> None:
+    print(f"minichat: {line}", file=sys.stderr)
 
 
 def _wait(waiting: Waiting) -> None:
@@ -62,10 +70,7 @@ def _wait(waiting: Waiting) -> None:
     except KeyboardInterrupt:
         resident = waiting.resident
         if resident.running():
-            print(
-                f"minichat: {resident.name} keeps starting; stop it: {resident.command('down')}",
-                file=sys.stderr,
-            )
+            _tell(f"{resident.name} keeps starting; stop it: {resident.command('down')}")
         raise
 
 
@@ -95,7 +100,7 @@ def _refuse_screen_options(options: argparse.Namespace) -> None:
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --no-screen")
 
 
-def _fits(resident: Resident, options: argparse.Namespace) -> None:
+def _fits(resident: Resident, options: argparse.Namespace, present: PresentOptions | None) -> None:
     """Refuse if the running engine has another model than the requested one, or not the requested options."""
     record = resident.record
     if record is None or not resident.running() or resident.died():
@@ -103,25 +108,36 @@ def _fits(resident: Resident, options: argparse.Namespace) -> None:
     ways = f"stop it with {resident.command('down')}, or start another one with --name"
     if options.model is not None and identity(options.model) != record.model:
         raise BadInput(f"the engine {resident.name} runs {record.model}; {ways}")
+    if present is None:
+        return
     plain = argparse.Namespace(**vars(options) | {"model": None, "dry_run": False, "rate": None})
     for word in serve_words(plain):
-        if record.words is not None and word not in record.words:
-            raise BadInput(f"the engine {resident.name} runs without {word}; {ways}")
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if not present.has(name, word):
+            runs = f"runs without {word}"
+            if name == "quantization" and (converted := present.conversion):
+                runs = f"is being converted {converted}, so it will run without {word}"
+            raise BadInput(f"the engine {resident.name} {runs}; {ways}")
 
 
-def _unlike(resident: Resident, words: Sequence[str], loaded: Loaded, given: set[str]) -> list[Problem]:
-    """The settings that the running engine was not started with. It is used all the same."""
-    record = resident.record
-    if record is None or record.words is None or not resident.running() or resident.died():
+def _unlike(
+    words: Sequence[str], loaded: Loaded, given: set[str], present: PresentOptions | None
+) -> list[Problem]:
+    """The settings that the running engine does not have now. It is used all the same."""
+    if present is None:
         return []
-    has, wants = (dict(word.split("=", 1) for word in each if "=" in word) for each in (record.words, words))
+    wants = dict(word.split("=", 1) for word in words if "=" in word)
+    resident = present.resident
     ways = f"to change that: {resident.command('down')}, then {resident.up}"
     problems = []
     for name, line in sorted(lines_of(loaded, given).items(), key=lambda each: each[1]):
-        option = f"--{name.replace('_', '-')}"
-        if (old := has.get(option)) == (new := wants.get(option)):
+        new = wants.get(option(name))
+        old = next(iter(present.values(name)), None)
+        if old == new:
             continue
         runs = f"runs with {old}, not {new}" if old is not None else "runs without it"
+        if name == "quantization" and (converted := present.conversion):
+            runs = f"is being converted {converted}, not to {new}"
         says = f"the engine {resident.name} {runs}; {ways}"
         problems.append(Problem(loaded.document.file, line, f"engine.{name}", says))
     return problems

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from textual.timer import Timer
 
@@ -31,11 +31,13 @@ class Checked:
 
     @property
     def faulty(self) -> bool:
-        return bool(self.missing) or (self.fit is not None and not self.fit.fits)
+        return bool(self.missing or self.refusal) or (self.fit is not None and not self.fit.fits)
 
     def __str__(self) -> str:
         if self.missing:
             return str(self.missing[0])
+        if self.refusal:
+            return self.refusal
         if self.fit is None:
             return ""
         return f"{self.fit.tokens:,} of {self.fit.room:,} tokens" if self.fit.fits else str(self.fit)
@@ -128,6 +130,8 @@ class Composing:
         text = workspace.prompt.text
         message = workspace.prompt.message
         checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
+        if message.endswith("/"):  # of a folder: the rest of a file's name may follow
+            checked = replace(checked, refusal="")
         if workspace.prompt.text == text:
             self._counted = len(text)
             self._show(checked)

@@ -16,8 +16,12 @@ class LiveThemes:
     """Replaces Textual's themes: ours also color owners and blocks."""
 
     def __init__(
-        self, app: App[object], folder: Path, report_all: Callable[[Sequence[object]], None]
+        self,
+        app: App[object],
+        folder: Path,
+        report_all: Callable[[Sequence[object], Sequence[object]], None],
     ) -> None:
+        """`report_all`: shows problems, and no longer those that were there before and are solved."""
         self.known = Themes({}, [])
         self._app, self._folder, self._report_all = app, folder, report_all
         self._saved = Watch(folder)
@@ -36,10 +40,11 @@ class LiveThemes:
 
     def look(self) -> None:
         """Reload the themes if a file was saved, and report its errors."""
+        before = self.known.problems
         if self._saved.changed():
             self.read(self._app.theme)
             self._app.refresh_css(animate=False)
-            self._report_all(self.known.problems)
+            self._report_all(self.known.problems, before)
 
     def read(self, theme: str) -> None:
         """Load all themes and select one. The active one stays while its file is missing or invalid."""

@@ -1,17 +1,35 @@
-"""`minichat up` beside an engine that was started with other settings."""
+"""`minichat up` beside an engine that has other options: from its start, or changed since."""
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minichat.models.residents import Record, Resident, home_of
+from engine.api.snapshot import AdapterView, Change
+from minichat.cli import parser
+from minichat.commands import attach
+from minichat.models import present
+from minichat.models.residents import Record, Resident, Waiting, home_of
 from minichat.shell.paths import locate
+from tests.app.conftest import snapshot
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
+
+WAYS = "stop it with minichat down, or start another one with --name"
+ASKED = present.snapshot_of
+AGAIN = "to change that: minichat down, then minichat up"
+
+
+@pytest.fixture(autouse=True)
+def shot(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the engine answers: the fields of its snapshot."""
+    fields: dict[str, Any] = {"quantization": "none", "kv_scheme": "fp8"}
+    monkeypatch.setattr(present, "snapshot_of", lambda resident: snapshot(**fields))
+    return fields
 
 
 @pytest.fixture
@@ -50,3 +68,112 @@ def test_other_differences_are_not(run: Run, resident: Resident) -> None:
     locate().settings.write_text('[engine]\nquantization = "int8"\n')
     code, _, err = run("up", "--no-screen", "--quantization=none")
     assert (code, err.splitlines()) == (0, [f"minichat: {resident.goes_on}"])
+
+
+# What has changed since its start
+
+
+def changed(resident: Resident, *words: str) -> None:
+    """Its record, with options of its start."""
+    record = resident.record
+    assert record is not None
+    record.changed(words=["--model=pocket", *words]).write(resident.file)
+
+
+def test_a_conversion_changes_the_options_that_it_has(
+    run: Run, resident: Resident, shot: dict[str, Any]
+) -> None:
+    shot |= {"quantization": "bf16", "kv_scheme": "int8"}
+    for word in ("--quantization=none", "--kv=fp8"):
+        says = f"minichat: the engine main runs without {word}; {WAYS}\n"
+        assert run("up", "--no-screen", word) == (2, "", says)
+    code, _, err = run("up", "--no-screen", "--quantization=bf16", "--kv=int8")
+    assert (code, err) == (0, f"minichat: {resident.goes_on}\n")
+    file = locate().settings
+    file.write_text('[engine]\nquantization = "none"\nkv = "int8"\n')
+    code, _, err = run("up", "--no-screen")
+    says = f"{file}:2: engine.quantization: the engine main runs with bf16, not none; {AGAIN}"
+    assert (code, err.splitlines()) == (0, [f"minichat: {says}", f"minichat: {resident.goes_on}"])
+
+
+def test_the_format_of_a_checkpoint_has_no_name_that_could_be_typed(
+    run: Run, resident: Resident, shot: dict[str, Any]
+) -> None:
+    shot["quantization"] = "gptq"
+    assert run("up", "--no-screen", "--quantization=none").code == 0
+    assert run("up", "--no-screen", "--quantization=int8").code == 2
+
+
+def test_while_the_weights_are_converted_it_will_have_the_new_scheme(
+    run: Run, resident: Resident, shot: dict[str, Any]
+) -> None:
+    shot |= {"quantization": "int8", "change": Change("bf16", 1, 8)}
+    says = "minichat: the engine main is being converted from int8 to bf16"
+    code, _, err = run("up", "--no-screen", "--quantization=bf16")
+    assert (code, err.splitlines()) == (0, [says, f"minichat: {resident.goes_on}"])
+    code, _, err = run("up", "--no-screen", "--quantization=int8")
+    assert (code, err) == (2, f"{says}, so it will run without --quantization=int8; {WAYS}\n")
+    locate().settings.write_text('[engine]\nquantization = "int4"\n')
+    assert (
+        "the engine main is being converted from int8 to bf16, not to int4;" in run("up", "--no-screen").err
+    )
+    shot["change"] = Change("bf16", 1, 8, "no memory")  # it is being taken back
+    assert run("up", "--no-screen", "--quantization=int8").code == 0
+
+
+def test_an_engine_that_does_not_answer_is_compared_with_its_start(
+    run: Run, resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(present, "snapshot_of", ASKED)  # there is no socket
+    code, _, err = run("up", "--no-screen", "--kv=fp8", "--quantization=none")
+    assert code == 0, err
+    first, last = err.splitlines()
+    assert first.startswith("minichat: the engine main does not say what it runs with now (no answer from")
+    assert first.endswith("); compared with its start")
+    assert last == f"minichat: {resident.goes_on}"
+
+
+def test_it_is_only_asked_about_what_can_change(
+    run: Run, resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(present, "snapshot_of", lambda resident: pytest.fail("asked"))
+    locate().settings.write_text('[engine]\npolicy = "fcfs"\n')
+    assert run("up", "--no-screen", "--policy=fcfs").code == 0
+    changed(resident, "--dry-run", "--kv=int8")
+    assert run("up", "--no-screen", "--kv=int8").code == 0
+
+
+def test_limits_of_latency_may_have_changed(run: Run, resident: Resident, shot: dict[str, Any]) -> None:
+    changed(resident, "--policy=latency", "--target-ms=250.0", "--max-slowdown=2.0")
+    shot |= {"policy": "latency", "latency_target": 0.25, "max_slowdown": 2.0}
+    latency = "up", "--no-screen", "--policy=latency"
+    assert run(*latency, "--target-ms=250", "--max-slowdown=2").code == 0
+    shot |= {"latency_target": 0.3, "max_slowdown": None}
+    for word in ("--target-ms=250.0", "--max-slowdown=2.0"):
+        assert f"runs without {word};" in run(*latency, word).err
+    assert run(*latency, "--target-ms=300").code == 0
+
+
+def test_adapters_may_have_been_loaded_or_dropped(
+    run: Run, resident: Resident, shot: dict[str, Any], tmp_path: Path
+) -> None:
+    changed(resident, "--adapter=a=org/a", "--adapter=b=org/b")
+    shot["adapters"] = (AdapterView("b", 8, 100, "x"), AdapterView("c", 8, 100, "sql"))
+    for there in ("b=org/b", "c=org/any", f"c={tmp_path / 'sql'}"):
+        assert run("up", "--no-screen", f"--adapter={there}").code == 0
+    for missing in ("a=org/a", "b=org/other", f"c={tmp_path / 'else'}", "d=org/d"):
+        assert run("up", "--no-screen", f"--adapter={missing}").code == 2
+
+
+def test_a_screen_restarts_with_options_that_its_engine_has(
+    resident: Resident, shot: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5 after a conversion: the same words would be refused."""
+    again: list[Callable[[str], list[str]]] = []
+    monkeypatch.setattr(attach, "show", lambda *given, **more: again.append(given[4]) or 0)
+    words = ["up", "--quantization=none", "--adapter=a=org/a", "--temperature=0.5"]
+    attach.attach_to(parser().parse_args(words), locate(), Waiting(resident, []))
+    changed(resident, "--quantization=none", "--adapter=a=org/a")
+    shot |= {"quantization": "int4", "adapters": (AdapterView("a", 8, 100, "a"),)}
+    words = ["up", "--quantization=int4", "--adapter=a=org/a", "--temperature=0.5"]
+    assert sorted(again[0]("pocket")) == sorted([*words, "--name=main"])

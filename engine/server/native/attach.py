@@ -1,6 +1,6 @@
 """/engine/replies, for remote screens: submit a prompt once, and resume reading after a disconnect."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from time import monotonic
 from typing import Any
 
@@ -116,9 +116,8 @@ async def read(request: Request, id: str) -> Response:
     last = request.headers.get("last-event-id", "0")
     if not (last.isascii() and last.isdecimal() and len(last) < 18):
         raise ApiError(400, f"Last-Event-ID must be a count of deltas, got {last[:40]!r}")
-    words = state.host.words if reply.params.logprobs is not None else None
     count = min(int(last), len(reply.deltas))
-    return EventStream(_lines(state.replies.read(reply, count), words), lambda: None)
+    return EventStream(_lines(state.replies.read(reply, count), state.host.words), lambda: None)
 
 
 @router.delete("/engine/replies/{id}", status_code=204)
@@ -129,15 +128,17 @@ async def forget(request: Request, id: str) -> Response:
     return Response(status_code=204)
 
 
-async def _lines(batches: AsyncIterator[tuple[int, list[Delta]]], words: Any) -> AsyncIterator[bytes]:
+async def _lines(
+    batches: AsyncIterator[tuple[int, list[Delta]]], words: Callable[[Collection[int]], dict[str, str]]
+) -> AsyncIterator[bytes]:
     try:
         async for count, deltas in batches:
             if not deltas:
                 yield PULSE
                 continue
             data: dict[str, Any] = {"v": VERSION, "deltas": [encode_delta(delta) for delta in deltas]}
-            if words:
-                data["words"] = words(_shown(deltas))
+            if shown := _shown(deltas):
+                data["words"] = words(shown)
             yield event(data, "deltas", str(count))
         yield event({"v": VERSION}, "end")
     finally:

@@ -55,7 +55,11 @@ async def command(request: Request, verb: str) -> JSONResponse:
 
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:
     command = await off_loop(request, lambda: command_of(kind.verb, fields, Sender.KEY))
-    return encode_result(kind, await state_of(request).engine.send(command))
+    state = state_of(request)
+    result = await state.engine.send(command)
+    if isinstance(command, commands.Update):
+        state.replies.updated(command.id, command.changes)
+    return encode_result(kind, result)
 
 
 def _endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:

@@ -46,7 +46,7 @@ class _Life:
 
     arrived: float
     prompt: int = 0
-    given: int = 0  # tokens of another reply that it continues
+    given: int = 0  # tokens of the reply that it begins with
     admitted: float | None = None
     first: float | None = None  # when its first token came
     had: int = 1  # tokens of the reply at that time
@@ -66,7 +66,7 @@ class Metrics:
         self._admitted_tokens = self._cached_tokens = self._sent_tokens = self._preemptions = 0
         self._sent, self._sending = Counter[str](), Histogram(_FIRST)  # blocks of prompts computed apart
         self._ways = Counter[str]()  # that the blocks sent have taken
-        self.generated = 0  # tokens handed to clients; counted on the loop
+        self.generated = 0  # tokens of replies, also of those that best_of drops; counted on the loop
         self._histograms: list[tuple[str, str, Histogram]] = []
         made = self._histogram
         self._ttft = made("time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
@@ -79,7 +79,7 @@ class Metrics:
         self._decode = made("request_decode_time_seconds", "From the first token to the end.", _PHASE)
         self._prompt = made("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._computed = made("request_prefill_kv_computed_tokens", "Uncached tokens of a prompt.", _TOKENS)
-        self._generated = made("request_generation_tokens", "Tokens of a reply.", _TOKENS)
+        self._generated = made("request_generation_tokens", "Generated tokens of a reply.", _TOKENS)
         self.longest = made("request_max_num_generation_tokens", "Tokens of the longest reply.", _TOKENS)
         self._n = made("request_params_n", "Replies that a request asked for.", _REPLIES)
         self._max_tokens = made("request_params_max_tokens", "max_tokens, where it was given.", _TOKENS)
@@ -156,9 +156,10 @@ class Metrics:
 
     def _end(self, event: Finished) -> None:
         life = self._lives.pop(event.request, None)
-        self._generated.observe(event.tokens - (life.given if life is not None else 0))
-        self._finished[event.finish] += 1
-        if life is None:
+        for finish, tokens in ((event.finish, event.tokens), *event.others):
+            self._generated.observe(0 if life is None else max(0, tokens - life.given))
+            self._finished[finish] += 1
+        if life is None:  # it has no token
             return
         self._e2e.observe(event.at - life.arrived)
         self._preempted.observe(life.preemptions)

@@ -2,9 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from engine.api.errors import UnknownRequest
 from engine.api.events import Delta
@@ -26,7 +27,7 @@ class KeptReply:
     owner: bytes
     run: Generation
     prompt: str | list[int]  # the text or tokens its text continues from; empty for messages
-    params: SamplingParams
+    params: SamplingParams  # the present ones
     grace: float | None  # seconds without a reader until it is aborted; None: never
     tag: str = ""  # the client's name for it
     reply_prefix: Sequence[int] = ()  # tokens of the reply before its deltas
@@ -173,6 +174,12 @@ class ReplyStore:
         finally:
             reply.readers -= 1
             self._watch(reply)
+
+    def updated(self, request: int, changes: Mapping[str, Any]) -> None:
+        """Note that the engine has changed a request's parameters. Forks start with the present ones."""
+        for reply in self._kept.values():
+            if reply.request == request:
+                reply.params = reply.params.changed(**changes)
 
     def forget(self, reply: KeptReply) -> None:
         """Delete a reply, and abort it if it is running."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.api.events import Delta
+from engine.api.events import Delta, Ended
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
 from engine.api.snapshot import BeamsView, HypothesisView
@@ -49,6 +49,7 @@ class BeamGroup:
         self._dropped: tuple[HypothesisView, ...] = ()
         self._parents: list[int] = [0]
         self.replied = root.generated  # tokens of the reply that was sent, once the search has ended
+        self.others: tuple[Ended, ...] = ()  # the replies after that one
         root.group, root.awaits = root.id, True
 
     def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
@@ -278,4 +279,7 @@ class BeamGroup:
             ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held, stop=stop)
             left = len(results) - 1 - choice
             self._sink(ended._replace(choice=choice, left=left, score=score, decoding=self._decoding))
+        ends = zip(finishes, results, strict=True)
+        _, *others = (Ended(end.value, self._earlier + len(each.tokens)) for end, each in ends)
+        self.others = tuple(others)
         return finishes[0]

@@ -129,10 +129,12 @@ class SampleGroup:
             self._sink(Delta(self.id, tail=ranked[0].text))
             return
         given = ranked[: self.requested_params.n]
+        unsent = sum(len(each.tokens) for each in ranked[len(given) :])
         for at, each in enumerate(given):
             logprobs = () if self.requested_params.logprobs is None else tuple(each.logprobs)
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
             whole = whole._replace(choice=at, left=left, score=each.mean, decoding=each.decoding)
             whole = whole._replace(fault=each.fault, blocks=each.blocks, stop=each.stop)
-            self._sink(whole._replace(speculation=each.speculation))
+            whole = whole._replace(speculation=each.speculation, unsent=0 if left else unsent)
+            self._sink(whole)

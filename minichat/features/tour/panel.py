@@ -11,8 +11,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from minichat.ui.marks import UNICODE, Marks
-
-_ELSEWHERE = ("Shift+Tab for  ", "$text-muted")
+from minichat.ui.panes.prompt import Prompt
 
 
 class TourPanel(Widget, can_focus=True):
@@ -52,9 +51,14 @@ class TourPanel(Widget, can_focus=True):
         last = max(len(lines) - room, 0)
         self._first = min(self._first, last)
         more = (f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted")
-        reached = self.keys if self.has_focus else Content.assemble(_ELSEWHERE, self.keys)
+        reached = self.keys if self.has_focus else Content.assemble((self._way, "$text-muted"), self.keys)
         keys = Content.assemble(*more, reached) if self._first < last else reached
         return Content("\n").join([*lines[self._first : self._first + room], keys.truncate(width)])
+
+    @property
+    def _way(self) -> str:
+        """How its keys are reached. From everywhere else, Esc leads to the prompt, which is next to it."""
+        return "Shift+Tab for  " if isinstance(self.screen.focused, Prompt) else "Esc, Shift+Tab for  "
 
     def say(self, text: Content, keys: Content, *, end: bool) -> None:
         """Show a page. `end`: scroll to its end, where the new text is."""
@@ -66,10 +70,10 @@ class TourPanel(Widget, can_focus=True):
         self._first = max(self._first + lines, 0)
         self.refresh()
 
-    def on_focus(self) -> None:
-        self.refresh()
+    def on_mount(self) -> None:
+        self.watch(self.screen, "focused", self._focus_moved)
 
-    def on_blur(self) -> None:
+    def _focus_moved(self) -> None:
         self.refresh()
 
     def on_resize(self) -> None:

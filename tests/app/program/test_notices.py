@@ -1,6 +1,7 @@
 """Where notices are shown on the screen."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,30 @@ async def test_the_notice_of_a_closed_chat_ends_when_it_is_reopened(bench: Calla
             await it.pilot.press("alt+z")
             await it.until(lambda: closed not in it.screen_text())
         assert "another notice" in it.screen_text()
+
+
+@run
+async def test_the_error_of_a_theme_ends_when_the_file_is_correct(
+    bench: Callable[..., Any], root: Path
+) -> None:
+    text = (root / "themes" / "minichat-dark.toml").read_text()
+    async with bench((100, 30), shows_notices=True) as it:
+        (folder := it.app.paths.themes).mkdir(parents=True)
+
+        def save(name: str, text: str) -> None:
+            (folder / f"{name}.toml").write_text(text.replace("minichat-dark", name))
+            it.app.on_app_focus()
+
+        def shown() -> str:
+            return " ".join(toast._notification.message for toast in it.app.screen.query(Toast))
+
+        it.app.notify("another notice")
+        save("one", text.replace("#101418", "no colour"))
+        save("two", text.replace("#101418", "nothing"))
+        await it.until(lambda: "one.toml:10" in shown() and "two.toml:10" in shown())
+        save("one", text)
+        await it.until(lambda: "one.toml" not in shown())
+        assert "two.toml:10" in shown() and "another notice" in shown()
 
 
 @run

@@ -179,6 +179,18 @@ async def test_it_says_where_the_engine_is_shown_now_and_who_has_the_keys(bench:
 
 
 @run
+async def test_from_the_monitor_its_keys_are_reached_through_the_prompt(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("alt+m")
+        await it.until(lambda: "Esc, Shift+Tab for  Enter next" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: " Shift+Tab for  Enter next" in it.screen_text().replace("Esc, Shift", ""))
+        await it.pilot.press("shift+tab")
+        await it.until(lambda: it.main.query_one(TourPanel).has_focus)
+
+
+@run
 async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
     async with bench((120, 40), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))

@@ -273,6 +273,22 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
 
 
 @run
+async def test_a_file_that_is_refused_is_reported_before_sending(
+    bench: Callable[..., Any], folder: Path
+) -> None:
+    (folder / "blob.bin").write_bytes(b"\xff\0")
+    refusal = "cannot attach blob.bin: it is not UTF-8 text"
+    async with bench() as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.main.prompt.put("read @blob.bin please")
+        await it.until(lambda: refusal in it.screen_text())
+        assert it.main.prompt.has_class("-fault") and not it.notices()
+        it.main.prompt.put("read @src/")
+        await it.until(lambda: "tokens" in below(it))  # the rest of its name may follow
+        assert not it.main.prompt.has_class("-fault")
+
+
+@run
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("text", "why"),

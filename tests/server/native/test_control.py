@@ -167,6 +167,34 @@ class TestReplies:
             assert client.post(f"{path}/update", json={"changes": {"top_k": 3}}).status_code == 404
             assert client.post(f"{path}/abort").status_code == 204  # it has ended: no-op
 
+    def test_forks_and_the_list_have_the_changed_parameters(self, slow: Served) -> None:
+        with slow.client() as client:
+            params = {"temperature": 3.0, "max_tokens": 400, "ignore_eos": True}
+            reply, other = (self.begin(client, params=params) for _ in range(2))
+            changes = {"temperature": 0, "top_k": 5}
+            path = f"/engine/requests/{reply['request']}/update"
+            assert client.post(path, json={"changes": changes}).status_code == 204
+            body = {"id": reply["request"], "changes": {"max_tokens": 500}}
+            assert client.post("/engine/commands/update", json=body).status_code == 200
+            assert client.post(path, json={"changes": {"best_of": 3}}).status_code == 400
+            changed = params | changes | {"max_tokens": 500}
+            listed = {each["id"]: each["params"] for each in client.get("/engine/replies").json()["replies"]}
+            assert (listed[reply["id"]], listed[other["id"]]) == (changed, params)
+            fork = client.post(f"/engine/replies/{reply['id']}/fork", json={"params": {"top_k": 9}}).json()
+            assert fork["params"] == changed | {"top_k": 9}
+            for each in (reply, other, fork):
+                client.delete(f"/engine/replies/{each['id']}")
+
+    def test_log_probabilities_asked_for_later_have_their_words(self, slow: Served) -> None:
+        with slow.client() as client:
+            reply = self.begin(client, prompt=user("hi"))
+            changes = {"logprobs": 1, "max_tokens": 500}
+            path = f"/engine/requests/{reply['request']}/update"
+            with client.stream("GET", f"/engine/replies/{reply['id']}") as stream:
+                assert client.post(path, json={"changes": changes}).status_code == 204
+                with slow.at_full_speed():
+                    assert '"words"' in stream.read().decode()
+
     def test_a_request_is_aborted_by_its_id(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client)

@@ -134,7 +134,7 @@ def test_unfinished_requests_of_a_dead_engine_count_as_errors(fresh: Served) -> 
 def test_the_phases_of_a_request_add_up(fresh: Served) -> None:
     found = after(
         fresh,
-        Queued(0, 10.0, 1, 100, 4),
+        Queued(0, 10.0, 1, 100, generated=4),
         Admitted(1, 11.0, 1, 64),
         FirstToken(2, 13.0, 1, 3.0, generated=5),  # it continues four tokens
         Preempted(3, 14.0, 1, False, 4),
@@ -195,6 +195,35 @@ def test_a_fork_counts_only_what_is_new(fresh: Served) -> None:
     found = after(fresh, first, Finished(9, 22.0, 1, "length", 60, ""))
     assert found["request_generation_tokens"].value("_sum") == 10
     assert found["request_time_per_output_token_seconds"].value("_sum") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends", "each"),
+    [
+        ({}, 1, 9),
+        ({"n": 2}, 2, 9),
+        ({"said": [40, 41, 42]}, 1, 6),
+        ({"num_beams": 4, "n": 2}, 2, 9),  # hypotheses that are dropped are no replies
+        ({"n": 2, "best_of": 3}, 3, 9),  # one is not returned
+    ],
+)
+def test_ends_and_tokens_count_the_same_replies(
+    fresh: Served, fields: dict[str, Any], ends: int, each: int
+) -> None:
+    with fresh.client() as client:
+        complete(client, max_tokens=9, ignore_eos=True, **fields)
+        found = scrape(client)
+    lengths, tokens = found["request_generation_tokens"], ends * each
+    assert (lengths.value("_sum"), lengths.value("_count")) == (tokens, ends)
+    assert found["request_success_total"].value(finished_reason="length") == ends
+    assert found["generation_tokens_total"].value() == tokens
+
+
+def test_a_fork_counts_its_own_tokens(fresh: Served) -> None:
+    fork = FirstToken(4, 2.0, 2, 0.1, generated=6)  # it shares five with the running reply
+    found = after(fresh, fork, Finished(9, 3.0, 2, "stop", 8, ""), Finished(9, 3.0, 3, "aborted", 5, ""))
+    lengths = found["request_generation_tokens"]
+    assert (lengths.value("_sum"), lengths.value("_count")) == (3, 2)
 
 
 def test_a_request_that_never_ran_has_no_time_in_the_engine(fresh: Served) -> None:
