@@ -185,7 +185,7 @@ class Metrics:
         page.counter("prompt_tokens_total", "Prompt tokens of admitted requests.", prompts)
         page.counter("prompt_tokens_cached_total", "Those of them that were cached.", hits)
         page.split("counter", "prompt_tokens_by_source_total", "The same, by source.", "source", by_source)
-        page.counter("generation_tokens_total", "Tokens of returned replies.", self.generated)
+        page.counter("generation_tokens_total", "Tokens generated for replies.", self.generated)
         page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
