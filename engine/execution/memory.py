@@ -31,14 +31,19 @@ class MemoryMeter:
         store: KVStore,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        drafts: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`drafts`: the bytes of what drafts beside the model."""
         self._model, self._store, self._device, self._clock = model, store, device, clock
+        self._drafts = drafts
         self._looked = -math.inf
         self._found: dict[str, int] = {}
         self._reads: Reads | None = None
 
     def read(self) -> dict[str, int]:
-        """weights, cache, host_cache; on a GPU, workspace (used by steps); device_free, device_total."""
+        """weights, cache, host_cache; draft, if something drafts beside the model; on a GPU, workspace (used
+        by steps); device_free, device_total.
+        """
         now = self._clock()
         if now - self._looked >= _EVERY:
             self._looked, self._found = now, self._look()
@@ -64,11 +69,13 @@ class MemoryMeter:
     def _look(self) -> dict[str, int]:
         weights, cache = weight_bytes(self._model), self._store.nbytes
         found = {"weights": weights, "cache": cache, "host_cache": self._store.host_nbytes}
+        if drafts := self._drafts():
+            found["draft"] = drafts
         if self._device.type != "cuda":
             return found | {"device_free": free_host_memory(), "device_total": host_memory()}
         free, total = torch.cuda.mem_get_info(self._device)
         taken = torch.cuda.memory_reserved(self._device)
-        workspace = max(taken - weights - cache, 0)
+        workspace = max(taken - weights - cache - drafts, 0)
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
 
 

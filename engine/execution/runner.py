@@ -99,7 +99,7 @@ class ModelRunner:
         used = self.model, self.store, self.attention, self.adapters, self._drafts.states
         stage = stage_on(self.device, *used)
         self.use_stages(stage, stage if recordable(self.model) else None)
-        self._memory = MemoryMeter(self.model, self.store, self.device)
+        self._memory = MemoryMeter(self.model, self.store, self.device, drafts=lambda: self._drafts.nbytes)
         self._drafts.serve(self.store)
         replay_drafts(self.device, self._drafts.small, self._steps, self._sampling_state)
         for each in (self.store, *self._drafts.stores):

@@ -17,6 +17,7 @@ from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.cuda.drafts import DraftReplays
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.next_tokens import NextTokens
+from engine.execution.memory import weight_bytes
 from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
@@ -30,6 +31,8 @@ DraftRow = tuple[StepRow, Sequence[int]]  # a row of the drafter, and its tokens
 
 class EarlyExit:
     """The model's first layers, followed by its norm and head. Uses the model's cache."""
+
+    own_bytes = 0  # of weights that are not the model's
 
     def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
         self._model, self._store, self._attention, self._layers = model, store, attention, layers
@@ -91,6 +94,10 @@ class SmallModel:
             device=first.device,
             sinks=self.model.sinks,
         )
+
+    @property
+    def own_bytes(self) -> int:
+        return weight_bytes(self.model)
 
     def read(self, tokens: SlotTokens) -> None:
         """Append the slot's tokens, or start again if the slot has a new request."""

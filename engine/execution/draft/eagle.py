@@ -76,6 +76,10 @@ class EagleHead(nn.Module):
         if self.embed is not None:
             yield "embed_tokens.weight", self.embed
 
+    @property
+    def own_bytes(self) -> int:
+        return sum(each.nbytes for each in self.parameters())
+
     def watch(self) -> None:
         """Have the model keep what those of its layers read."""
         self._model[0].taps = dict.fromkeys(self._taps)

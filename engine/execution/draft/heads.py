@@ -66,6 +66,10 @@ class HeadDrafter:
         """As a hidden state."""
         return self._heads.blank
 
+    @property
+    def own_bytes(self) -> int:
+        return self._heads.own_bytes
+
     def keep(self, hidden: Tensor, rows: Rows) -> None:
         """Keep the last state of each row. Drafts are separate rows, so the states of all are kept."""
         for row, tokens in by_row(rows):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -34,6 +35,11 @@ class MedusaHeads:
     def blank(self) -> Tensor:
         """As a hidden state."""
         return self._model.embed[0]
+
+    @property
+    def own_bytes(self) -> int:
+        own = [*chain.from_iterable(self._blocks), *([] if self._out is None else [self._out])]
+        return sum(each.nbytes for each in own)
 
     def logits(self, hidden: Tensor, heads: int) -> Tensor:
         """[N, width] after the model's last norm -> [heads, N, vocab] of the first heads, in float32."""

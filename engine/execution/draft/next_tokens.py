@@ -23,6 +23,10 @@ class ChainedHead(Protocol):
 
     spec: CacheSpec  # of its layer, which follows the model's
 
+    @property
+    def own_bytes(self) -> int:
+        """Of weights that are not the model's."""
+
     def states(self, hidden: Tensor, replayed: bool) -> Tensor:
         """The states after the tokens of a step of the model, which has just run. `replayed`: by a graph."""
 
@@ -37,6 +41,8 @@ class ChainedHead(Protocol):
 
 class OwnHead:
     """The head for multi-token prediction that the model's own checkpoint has."""
+
+    own_bytes = 0
 
     def __init__(self, model: Decoder, head: NextTokenHead) -> None:
         self._model, self._head, self.spec = model, head, head.spec
@@ -79,6 +85,10 @@ class NextTokens:
         self.blank, self._layer = blank, len(store.layers) - 1
         self._states = HiddenStates(blank, block_size)
         self._fed: dict[int, Tensor] = {}  # by slot: the state before the next token that is drafted from
+
+    @property
+    def own_bytes(self) -> int:
+        return self._head.own_bytes
 
     def keep(self, hidden: Tensor, rows: Rows, batch: Batch, wait: Wait, replayed: bool) -> None:
         """Cache the step's tokens, each with the state before it. `wait`: for blocks of the head's layer."""

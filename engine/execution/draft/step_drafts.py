@@ -35,6 +35,12 @@ class StepDrafts:
         """The caches of draft models, which use the same block numbers as the model's."""
         return [each.store for each in self.small]
 
+    @property
+    def nbytes(self) -> int:
+        """What drafts take beside the model: weights of draft models and heads, and caches of models."""
+        caches = sum(each.nbytes for each in self.stores)
+        return caches + sum(each.own_bytes for each in self._drafters.values())
+
     def serve(self, store: KVStore) -> None:
         """Use this cache of the model's, which is new."""
         for each in self.small:

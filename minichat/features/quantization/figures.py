@@ -18,6 +18,7 @@ _BAR = 20  # cells of the progress bar
 _PURPOSES = {
     "weights": "weights",
     "cache": "KV cache",
+    "draft": "draft",
     "host_cache": "host cache",
     "workspace": "workspace",
     "device_free": "free",

@@ -27,6 +27,7 @@ from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 _PARTS = ("plan", "launch", "wait", "commit")
 _WORK = ("attention", "products", "sampling", "rest")
 _LATE = "Open this during a reply to see what the launch consists of."
+_DRAFTS = "(without what drafting reads and computes, which takes a part of the launch)"
 _STYLES = ("$primary", "$accent", "$text-success", "$text-warning")
 _ASKS_EVERY = 5.0  # seconds: an engine profiles its steps only while requested
 _LABEL = 12  # cells
@@ -132,6 +133,8 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {per_second(speed.steps)} steps/s"
     lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))
+    if speed.drafts:
+        lines.append(Content.assemble(" " * _LABEL, (_DRAFTS, "$text-muted")))
     if speed.traffic:
         sent = f"{speed.joining:.0%} of the time; each of {speed.ranks} ranks sends {size(speed.traffic)}/s"
         lines.append(Content.assemble(("exchanges".ljust(_LABEL), "$text-muted"), sent))

@@ -10,6 +10,7 @@ _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
 _HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
 _NOTED = 0.05  # the share of a step from which on exchanges are worth a change
+_MODELS = ("draft", "exit")  # kinds of drafts that take work of the device
 _FULL = 0.1  # the share of its time without work below which a stage of a pipeline is busy
 
 
@@ -46,6 +47,7 @@ class Speed:
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
+    drafts: bool = False  # whether steps draft with a model or its first layers, which is not counted
     ranks: int = 0  # that share the model
     stepped: bool = False  # whether some have ended in the last second
     requests: bool = False  # whether there are some
@@ -81,6 +83,11 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
+        drafts=any(
+            each.verifications and each.kind in _MODELS
+            for request in shot.requests
+            if (each := request.speculation) is not None
+        ),
         ranks=len(shot.ranks),
         stepped=bool(rates.steps),
         requests=bool(shot.requests),

@@ -13,7 +13,13 @@ _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
 _ONE_BY_ONE = 4  # ranks and stages; of more, the mean is shown
 _EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
-_MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
+_MEMORY = {
+    "weights": "weights",
+    "cache": "cache",
+    "draft": "draft",
+    "host_cache": "host",
+    "device_free": "free",
+}
 
 
 class Latency(Pane):

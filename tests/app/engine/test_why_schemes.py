@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.api.snapshot import StepTimes
+from engine.api.snapshot import Speculation, StepTimes
 from engine.api.speeds import Reads
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -51,3 +51,13 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     assert one.weights == 400
     text = described(one, 80, ASCII).plain
     assert "(of 1.0 MB in all: experts that no token chooses are not read)" in text
+
+
+def test_drafts_of_a_model_are_said_not_to_be_counted() -> None:
+    plain = shot(StepTimes(launch=0.1))
+    for kind, made, said in ("exit", 3, True), ("draft", 3, True), ("draft", 0, False), ("ngram", 3, False):
+        speculation = Speculation(kind, True, made, 4 * made, made)
+        some = replace(plain, requests=(plain.requests[0]._replace(speculation=speculation),))
+        text = described(explain(some, SPEEDS), 90, ASCII).plain
+        assert ("without what drafting reads and computes" in text) is said
+    assert "drafting" not in described(explain(plain, SPEEDS), 90, ASCII).plain

@@ -123,3 +123,14 @@ def test_a_cpu_swaps_if_it_is_given_room(tmp_path: Path, room: dict[str, Any], s
         engine.step()
     assert gone == [size > 0]
     assert len(reply.tokens) == 8
+
+
+def test_what_drafts_beside_the_model_is_counted(tmp_path: Path) -> None:
+    """A draft model has weights and a cache of its own."""
+    folder, small = str(write_model(tmp_path / "model")), str(write_model(tmp_path / "small"))
+    plain, both = (
+        start(EngineConfig(model=folder, device="cpu", blocks=8, draft=draft)).runner.memory()
+        for draft in (None, small)
+    )
+    assert "draft" not in plain
+    assert both["draft"] == both["weights"] + both["cache"] == plain["weights"] + plain["cache"]
