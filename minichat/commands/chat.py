@@ -16,6 +16,7 @@ from engine.host.thread import EngineThread
 from minichat.chats.model import Message
 from minichat.commands.generate import ReplyCosts
 from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
+from minichat.completions.tab_names import complete_names
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 
@@ -62,6 +63,7 @@ class Talk:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not installed everywhere; input() still works
                 readline = import_module("readline")  # enables arrow keys and history
+                complete_names(readline)
                 if os.environ.get("TERM") != "dumb":
                     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()

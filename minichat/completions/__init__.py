@@ -1,1 +1,1 @@
-"""Shell completion scripts for minichat's command line."""
+"""Shell completion scripts for the command line, and what Tab completes in its chat without a screen."""

@@ -103,12 +103,18 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
         elif name not in seen and not _there(path):
             seen.add(name)
             found = _missing(mention, name)
-            sure = mention["quoted"] or name.startswith(_SURE)
+            sure = mention["quoted"] or name.startswith(_SURE) or _in_a_folder(name)
             if sure or found.near or _LIKE_A_FILE.fullmatch(found.name):
                 wrong.setdefault(found.name, found)
         if len(wrong) == _REPORTED or len(seen) == most:
             break
     return tuple(wrong.values())
+
+
+def _in_a_folder(name: str) -> bool:
+    """Whether it is in a folder that exists, unlike `@types/node`."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and _there(_path(first)) and _path(first).is_dir()
 
 
 def _is_word(mention: re.Match[str], name: str, path: Path) -> bool:

@@ -204,6 +204,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('@"no such"', Missing("no such")),
         ("see @my plan.txt", Missing("my", '"my plan.txt"')),
         ("thank the @src team", Missing("src", folder=True)),
+        ("Read @src/Dockerfile, please", Missing("src/Dockerfile")),
+        ("@src/deep/LICENSE.", Missing("src/deep/LICENSE")),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -226,6 +228,8 @@ def test_a_link_that_leads_nowhere_is_named(folder: Path) -> None:
         "@app.route('/')",
         "@pytest.fixture",
         "me@gone.md",
+        "@types/node",
+        "@notes.txt/x",
         "@",
         "@..",
     ],
