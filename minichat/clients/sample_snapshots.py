@@ -34,7 +34,7 @@ def sample_snapshot(blocks: BlockView, requests: Sequence[RequestView] = (), **c
         running=len(requests) - waits,
         preemptions=2,
         prefix_hit_rate=0.61,
-        rates=Throughput(prefill=1234.0, decode=412.0, steps=98.0, batch=5.2, step_tokens=17.0),
+        rates=Throughput(1234.0, 412.0, 98.0, 5.2, 17.0, contexts=((0, 2600.0),), pairs=((0, 8500.0),)),
         step_times=StepTimes(plan=0.0004, launch=0.0021, wait=0.0052, commit=0.0004),
         ttft=Quantiles(0.092, 0.2, 0.31, 42),
         itl=Quantiles(0.0081, 0.01, 0.0123, 4200),

@@ -174,7 +174,7 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
     """Blocks as the monitor counts them, and the tokens they hold."""
     blocks, count = shot.blocks, len(shot.blocks.refs)
     counts = np.bincount(states(blocks), minlength=len(State)).tolist()
-    free, cached, dropped = (counts[state] for state in (State.FREE, State.CACHED, State.LEFT))
+    free, cached, dropped = (counts[state] for state in (State.FREE, State.CACHED, State.DROPPED))
     rows: list[Row] = [
         ("blocks", f"{count:,} of {shot.block_size} tokens", None),
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),

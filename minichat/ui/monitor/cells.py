@@ -16,7 +16,7 @@ class State(IntEnum):
     """The state of a block. A cell shows the greatest state of its blocks."""
 
     FREE = 0
-    LEFT = 1  # slid out of a request's attention window; not reused yet
+    DROPPED = 1  # slid out of a request's attention window; not reused yet
     CACHED = 2
     USED = 3
     SHARED = 4
@@ -77,7 +77,7 @@ def states(blocks: BlockView) -> np.ndarray:
     held = np.minimum(blocks.refs, 2).astype(np.uint8)
     unheld = (blocks.owner >= 0).view(np.uint8) * np.uint8(State.CACHED)
     if blocks.left.any():
-        unheld[blocks.left] = State.LEFT
+        unheld[blocks.left] = State.DROPPED
     return np.where(held > 0, held + np.uint8(State.CACHED), unheld)
 
 

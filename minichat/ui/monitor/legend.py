@@ -78,10 +78,10 @@ def totals(
         sign = signs.swatch if halves else letter
         words = f"{' ' * bool(sign)}{each.name.lower()} {counts[each]:,}  "
         parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
-    if counts[State.LEFT]:
-        words = f" dropped {counts[State.LEFT]:,}  "
+    if counts[State.DROPPED]:
+        words = f" dropped {counts[State.DROPPED]:,}  "
         sign = signs.swatch if halves else "~"
-        parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
+        parts.insert(2, ((sign, shades.swatch(State.DROPPED)[1]), (words, "value")))
     if shot.host_size:
         parts.insert(2, ((f"{HOST} ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
     parts += [

@@ -110,8 +110,8 @@ class Shades:
         )
 
     def _sign(self, state: State, owner: int, level: int) -> str:
-        if state <= State.LEFT:
-            return "~" if state is State.LEFT else "."
+        if state <= State.DROPPED:
+            return "~" if state is State.DROPPED else "."
         if self._tint is Tint.TIER:
             rank, loaded = divmod(level - 1, 2)
             return "-" if not level else self._tiers[rank][0].upper() if loaded else self._tiers[rank][0]
@@ -132,7 +132,7 @@ class Shades:
         state, owner, level = parts(value)
         if state is State.FREE:
             return self._free
-        if state is State.LEFT:
+        if state is State.DROPPED:
             return self._mix(self._free, self._text, _LEFT)
         if self._tint is Tint.TIER:
             return self._of_tier(state, level)

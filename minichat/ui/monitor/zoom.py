@@ -32,7 +32,7 @@ def block_rows(
 
 
 def _text(state: State, text: str | None, signs: Signs) -> Span:
-    if state <= State.LEFT or text is None:  # no text was requested
+    if state <= State.DROPPED or text is None:  # no text was requested
         return ("", "")
     return (f"  {signs.line(text)}", "strong") if text else ("  text unknown", "muted")
 
@@ -49,7 +49,7 @@ def _row(
     shot: Snapshot, owners: Mapping[int, Owner], state: State, block: int, holders: Sequence[int], digits: int
 ) -> Row:
     spans: list[Span] = [(f" {block:>{digits}} ", "value"), (f" {state.name.lower():<7}", "muted")]
-    if state <= State.LEFT:
+    if state <= State.DROPPED:
         return tuple(spans)
     blocks = shot.blocks
     spans.append((f"{blocks.filled[block]:>3}/{shot.block_size} ", "value"))

@@ -159,11 +159,11 @@ def test_blocks_outside_a_window_have_a_separate_state() -> None:
     view = replace(shot.blocks, left=left)
     assert states(view).tolist() == [
         State.FREE,
-        State.LEFT,
+        State.DROPPED,
         State.CACHED,
-        State.LEFT,
+        State.DROPPED,
         State.USED,
         State.SHARED,
     ]
     assert states(view).dtype == states(shot.blocks).dtype
-    assert State.LEFT not in states(shot.blocks)
+    assert State.DROPPED not in states(shot.blocks)
