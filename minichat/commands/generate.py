@@ -216,7 +216,7 @@ def _report_cut(  # type: ignore[no-untyped-def]
         return 0
     cut = f"minichat: {which} was cut off after {plural(tokens, 'token')}"
     if params.grammar:
-        print(f"{cut} and is incomplete", file=sys.stderr)
+        print(f"{cut} and may be incomplete", file=sys.stderr)
         return 1
     if params.max_tokens is None and not as_json:
         print(f"{cut}: {FULL[host.snapshot().context_bound]}", file=sys.stderr)
