@@ -65,6 +65,8 @@ class TextStream:
 
         `full`: the reply has reached its limit. `over`: the grammar allows no further token.
         """
+        if self._no_reply is not None:  # the token is dropped
+            return "", self._no_reply
         if token in self._enders and generated > self._floor:
             shown = self._push(self._text.push(token))[0] if self._include else ""
             return shown + self.flush(), Finish.STOP
@@ -102,6 +104,8 @@ class TextStream:
         self._watches = bool(params.stop or self._held)
         self._enders = params.enders(self._stop_ids)
         self._floor = params.min_tokens
+        read = Finish.STOP if params.pooling else Finish.LENGTH
+        self._no_reply = read if params.max_tokens == 0 else None
 
 
 class ReplyOutput:

@@ -348,7 +348,7 @@ def covered_by(params: SamplingParams, own: SamplingParams) -> Covered:
 
 
 def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:
-    """The preset that matches the parameters, if any."""
+    """The preset that matches the parameters, if any; of several the one that sets most of the chat's own."""
 
     def same(preset: Preset) -> bool:
         try:
@@ -356,4 +356,7 @@ def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | Non
         except BadParams:
             return False
 
-    return next(filter(same, presets), None)
+    def covers(preset: Preset) -> int:
+        return sum(name in _CHATS_OWN for name, _ in preset.values)
+
+    return max(filter(same, presets), key=covers, default=None)

@@ -95,7 +95,7 @@ class Metrics:
     def submitted(self, params: SamplingParams, requests: int) -> None:
         """Count requests with these parameters that the engine has accepted."""
         self._n.observe(params.n, requests)
-        if params.max_tokens is not None:
+        if params.max_tokens is not None and not params.pooling:
             self._max_tokens.observe(params.max_tokens, requests)
 
     def rejected(self, error: ApiError) -> None:

@@ -128,3 +128,16 @@ async def test_delete_gives_the_temperature_of_a_new_chat_and_unsets_other_field
         row(it, "top_k")
         await it.pilot.press("delete")
         assert it.app.chats.active.chat.params == default.changed(top_k=0)
+
+
+def test_a_preset_is_not_hidden_by_one_that_sets_less() -> None:
+    """One that sets only max tokens as well, or a stop text, could not be chosen."""
+    story, short = (
+        Preset("story", (("temperature", 0.9),)),
+        Preset("s", (("temperature", 0.9), ("max_tokens", 9))),
+    )
+    stopper = Preset("t", (("temperature", 0.9), ("stop", ("END",))))
+    every = (story, short, stopper)
+    for each in every:
+        assert preset_of(each.apply(SamplingParams()), every) is each
+    assert preset_of(story.apply(SamplingParams(max_tokens=8)), every) is story

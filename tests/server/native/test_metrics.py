@@ -61,7 +61,7 @@ BOUNDS = {
 }
 
 
-def complete(client: httpx.Client, prompt: str = "hi", **more: Any) -> None:
+def complete(client: httpx.Client, prompt: str | list[int] = "hi", **more: Any) -> None:
     body = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, **more}
     assert client.post(PATH, json=body).status_code == 200
 
@@ -217,6 +217,19 @@ def test_ends_and_tokens_count_the_same_replies(
     assert (lengths.value("_sum"), lengths.value("_count")) == (tokens, ends)
     assert found["request_success_total"].value(finished_reason="length") == ends
     assert found["generation_tokens_total"].value() == tokens
+
+
+def test_what_only_reads_has_one_reason_and_no_token_ends_it(fresh: Served) -> None:
+    """The token after the prompt is dropped, whatever it is."""
+    with fresh.client() as client:
+        for place in range(20):
+            complete(client, prompt=[place + 3, 4], max_tokens=0, stop_token_ids=[*range(64)])
+        inputs = {"model": MODEL, "input": [[place + 3, 4] for place in range(20)]}
+        assert client.post("/v1/embeddings", json=inputs).is_success
+        found = scrape(client)
+    reasons = found["request_success_total"]
+    assert (reasons.value(finished_reason="length"), reasons.value(finished_reason="stop")) == (20, 20)
+    assert found["request_params_max_tokens"].value("_count") == 20, "embeddings were not given any"
 
 
 def test_a_fork_counts_its_own_tokens(fresh: Served) -> None:
