@@ -16,10 +16,10 @@ _EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
 _MEMORY = {
     "weights": "weights",
     "cache": "cache",
-    "draft": "draft",
     "host_cache": "host",
     "device_free": "free",
-}
+    "draft": "draft",
+}  # the last ones are left out where there is no room
 
 
 class Latency(Pane):

@@ -205,6 +205,15 @@ async def test_a_gpu_shows_its_utilization() -> None:
         assert "GPU" not in lines(latency)[0]
 
 
+@pytest.mark.parametrize(("width", "ends"), [(50, "free 23.9 GB"), (62, "free 23.9 GB  draft 69.9 MB")])
+async def test_free_memory_has_room_before_that_of_drafts(width: int, ends: str) -> None:
+    memory = {"weights": 12_600_000, "cache": 268_000_000, "draft": 69_900_000, "device_free": 23_900_000_000}
+    latency = Latency(ascii=True)
+    async with staged(latency, (width, 6), focus=False):
+        latency.update_from(replace(snapshot(64, step_times=StepTimes(0.1)), memory=memory), OWNERS)
+        assert lines(latency)[5].rstrip() == f" weights 12.6 MB  cache 268 MB  {ends}"
+
+
 async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
     latency = Latency()
     async with staged(latency, (40, 6), focus=False):
