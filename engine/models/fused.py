@@ -85,7 +85,12 @@ class FusedDecoder:
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab], in the weights' dtype: the sampling kernels read it without conversion."""
+        """[N, vocab], in the weights' dtype: the sampling kernels read it without conversion.
+
+        A stage before the last has no head, and returns its stream as it is.
+        """
+        if self.model.config.after:
+            return hidden
         parts = self._gpu.product(self.model.head).parts(hidden, pdl=self.pdl(len(hidden)))
         logits = parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype)
         if self._collective is not None:  # the last shares are padded

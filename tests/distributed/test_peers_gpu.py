@@ -1,4 +1,4 @@
-"""Ranks and stages on two GPUs: the replies of one process, a step that fails on one, and one that dies."""
+"""Ranks and stages on two GPUs or four: the replies of one process, a step that fails, and one that dies."""
 
 import os
 import random
@@ -30,9 +30,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 peers = pytest.importorskip("engine.distributed.peers", exc_type=ImportError)  # it needs Triton
-FOUR = pytest.mark.skipif(
-    torch.cuda.device_count() < 4 or not peers.STAGES_OF_RANKS, reason="needs four GPUs, and STAGES_OF_RANKS"
-)
+FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 FOLDER = Path(__file__).parent
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -89,21 +87,26 @@ def same_replies(one: Engine, engine: Engine) -> int:
 
 
 @pytest.mark.parametrize(
-    ("family", "depth", "device", "same"),
+    ("family", "depth", "device", "same", "tp"),
     # The last bits of gemma3's logits decide two of its tokens, between a GPU and a CPU too.
+    # Of four ranks, two share a KV head.
     [
-        ("qwen3", 1, "cpu", 19),
-        ("qwen3", 0, "cpu", 19),
-        ("gemma3", 1, "cuda", 18),
-        ("qwen3_moe", 1, "cpu", 19),
+        ("qwen3", 1, "cpu", 19, 2),
+        ("qwen3", 0, "cpu", 19, 2),
+        ("gemma3", 1, "cuda", 18, 2),
+        ("qwen3_moe", 1, "cpu", 19, 2),
+        pytest.param("qwen3", 1, "cpu", 19, 4, marks=FOUR),
+        pytest.param("qwen3", 0, "cpu", 19, 4, marks=FOUR),
+        pytest.param("gemma3", 1, "cuda", 18, 4, marks=FOUR),
+        pytest.param("qwen3_moe", 1, "cpu", 19, 4, marks=FOUR),
     ],
 )
 def test_replies_equal_those_of_one_device(
-    tmp_path: Path, family: str, depth: int, device: str, same: int
+    tmp_path: Path, family: str, depth: int, device: str, same: int, tp: int
 ) -> None:
     make(family, tmp_path)
     one = engine_on(tmp_path, device, 1, depth=depth)
-    engine = engine_on(tmp_path, "cuda", 2, depth=depth)
+    engine = engine_on(tmp_path, "cuda", tp, depth=depth)
     try:
         if depth == 0:  # as in an idle engine, all graphs are there before a step needs one
             engine.submit([1, 5, 9, 30], GREEDY, Output())
@@ -122,8 +125,10 @@ def test_replies_equal_those_of_one_device(
         ("qwen3", 1, "cpu", 19, 1),
         ("qwen3", 0, "cpu", 19, 1),
         ("gemma3", 1, "cuda", 18, 1),
+        ("cohere2", 1, "cuda", 18, 1),
         pytest.param("qwen3", 1, "cpu", 19, 2, marks=FOUR),
         pytest.param("gemma3", 1, "cuda", 18, 2, marks=FOUR),
+        pytest.param("cohere2", 1, "cuda", 18, 2, marks=FOUR),
     ],
 )
 def test_replies_of_stages_equal_those_of_one_device(
@@ -267,7 +272,9 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(tmp_path: Path, monkeypatch:
         engine.ranks.close()
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), pytest.param(2, 2, marks=FOUR)])
+@pytest.mark.parametrize(
+    ("tp", "pp"), [(2, 1), (1, 2), pytest.param(4, 1, marks=FOUR), pytest.param(2, 2, marks=FOUR)]
+)
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path, tp: int, pp: int) -> None:
     make("qwen3", tmp_path)
     engine = engine_on(tmp_path, "cuda", tp, pp=pp)

@@ -136,6 +136,22 @@ def test_a_step_with_adapters_of_torch_leaves_the_chain(rows: int) -> None:
     assert found.names.count("linear") == 4 * len(QWEN.layers)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stage_before_the_last_passes_its_stream_on_as_it_is(ranks: int) -> None:
+    """It has no head: nothing is scaled or capped as logits, and nothing gathered from its ranks."""
+    from engine.attention.triton_backend import TritonAttention
+    from engine.models.fused import FusedDecoder
+
+    config = replace(QWEN, after=1, logit_scale=0.5, logit_cap=3.0)
+    with META:
+        collective: Any = SimpleNamespace(rank=0, ranks=ranks) if ranks > 1 else None
+        model = Decoder(config, torch.bfloat16, collective=collective)
+    stream = torch.randn(3, config.hidden)
+    before = stream.clone()
+    passed = FusedDecoder(model, [], TritonAttention()).logits(stream)
+    assert torch.equal(passed, before)
+
+
 def launched(rows: int, products: int, config: DecoderConfig = QWEN) -> StepAdapters:
     """An adapter of the first products of each layer, by kernels, in a step of so many rows."""
     from engine.models.adapters.launched import LaunchedAdapters
