@@ -50,11 +50,14 @@ def run(
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
     ranks: tuple[int, ...] = (2, 1),
     stages: tuple[int, ...] = (2,),
+    both: tuple[int, ...] = (0,),
     quantization: tuple[str, ...] = ("none",),
     requests: int = 256,
     only: tuple[str, ...] = PARTS[:3],
 ) -> None:
-    """`ranks`, `stages`: an engine for each; 0 ranks or 1 stage: none. `requests`: of the mixed workload.
+    """`ranks`, `stages`: an engine for each; 0 ranks or 1 stage: none. `both`: ranks in each of two stages.
+
+    `requests`: of the mixed workload.
 
     `check` needs the engine of one rank.
     """
@@ -64,6 +67,7 @@ def run(
         for more in ((), ("--group",), ("--others",)):
             subprocess.run([sys.executable, "-m", "benchmarks.gpu.peer_sums", *more], check=True)
     contenders = [(1, count) for count in stages if count > 1] + [(count, 1) for count in ranks if count]
+    contenders += [(count, 2) for count in both if count]
     for name, scheme in product(shape, quantization) if set(only) - {"sums"} else ():
         # Replies from quantized weights are not checked: their rounding is not an error.
         parts = only if scheme == "none" else tuple(each for each in only if each != "check")
@@ -83,7 +87,9 @@ def measure(
     replies: dict[str, Replies] = {}
     for tp, pp in contenders:
         with started(bench, name, scheme, tp, pp) as engine:
-            kind = f"{pp} stages" if pp > 1 else f"{tp} GPU" + "s" * (tp > 1)
+            kind = f"{tp} GPU" + "s" * (tp > 1)
+            if pp > 1:
+                kind = f"{pp} stages" + f" of {tp}" * (tp > 1)
             label = f"{labeled(name, scheme, 'none')}, {kind}"
             if "check" in only:
                 replies[kind] = greedy(engine)

@@ -1,8 +1,8 @@
-"""Sums between two GPUs by our kernels: right to the bit, and how long they take in a graph.
+"""Sums between GPUs by our kernels: right to the bit, and how long they take in a graph.
 
 `python -m benchmarks.gpu.peer_sums` starts a process for each GPU. With `--others` it measures NCCL and
 torch's symmetric memory instead, with `--group` our sums over NCCL, for GPUs that cannot access each other's
-memory, launched without a graph.
+memory, launched without a graph. With RANKS=4 in the environment it takes four GPUs instead of two.
 """
 
 import json
@@ -23,7 +23,7 @@ from engine.distributed.collective import SharedMemoryCollective
 from engine.distributed.crews.wires import Wires, memory_size, wires
 from engine.distributed.memory import anonymous
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))  # the processes that this one starts inherit it
 ROWS = (1, 8, 32, 64, 128, 256)
 WIDTH = 4096
 LOOPS, REPLAYS = 20, 20
@@ -77,7 +77,7 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
     until = time.monotonic() + 20
     while not all((folder / f"handle{each}").exists() for each in range(RANKS)):
         if time.monotonic() > until:
-            raise SystemExit(f"rank {rank}: the other rank did not start")
+            raise SystemExit(f"rank {rank}: another rank did not start")
         time.sleep(0.01)
     peers.connect([(folder / f"handle{each}").read_text() for each in range(RANKS)])
 
@@ -119,8 +119,9 @@ def ours(rank: int, given: Wires, folder: Path) -> None:
             (folder / f"out{rank}.{seed}.{parts}").write_bytes(out.view(torch.int16).cpu().numpy().tobytes())
     meet()
     for file in folder.glob("out0.*"):
-        same = file.read_bytes() == (folder / file.name.replace("out0", "out1")).read_bytes()
-        expect(same, "differs between ranks:", file.name)
+        for other in range(1, RANKS):
+            same = file.read_bytes() == (folder / file.name.replace("out0", f"out{other}")).read_bytes()
+            expect(same, f"differs on rank {other}:", file.name)
     print(f"ours, rank {rank}, wrong results: {wrong or 'none'}", flush=True)
     wrong.clear()
     for seed, (rows, width) in enumerate(((600, 20_000), (5001, 1000))):
@@ -256,7 +257,8 @@ def main() -> None:
         given = [(each, each.fds()) for each in wires(RANKS, anonymous(memory_size(RANKS)))]
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for rank, order in enumerate(("0,1", "1,0")):
+        for rank in range(RANKS):
+            order = ",".join(map(str, [rank, *(each for each in range(RANKS) if each != rank)]))
             own, fds = given[rank]
             started.append(
                 subprocess.Popen(

@@ -1,6 +1,6 @@
 """Sums and gathers between GPUs of one machine: the kernels of `exchange.py` over memory of all ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.distributed.collective import Exchanged, Interrupted, SharedMemoryCollective
 from engine.distributed.device_memory import Counters, DeviceMemory, MappedPages, closed, opened
-from engine.kernels import switches
 from engine.kernels.triton.collective import bulk
 from engine.kernels.triton.collective.exchange import (
     PROGRAMS,
@@ -23,18 +22,12 @@ from engine.kernels.triton.collective.exchange import (
 )
 from engine.kernels.triton.norm.norm import Normed, normed
 
-STAGES_OF_RANKS = False  # whether GPUs may be that: it has not run on four of them yet
-LONG = 2**24  # bytes of a sum from which on its pieces are exchanged beside products
-PIECES = 2
-ROWS = 256  # a piece has a multiple of this, but for the last one: its product has whole tiles
 PAGE = 4096  # bytes of the host memory that kernels read: the stop word, then a report of each rank
 
 
 def why_not(config: EngineConfig, device: torch.device) -> str:
     """Return why the GPUs from `device` on cannot be the ranks of one model; empty if they can."""
     first, ranks, there = device.index or 0, config.ranks, torch.cuda.device_count()
-    if config.tp > 1 and config.pp > 1 and not STAGES_OF_RANKS:
-        return "stages of several ranks (tp) run on CPUs only so far"
     if config.meet is not None and config.pp > 1:
         return "stages on several machines run on CPUs only so far"
     if config.tp > 1 and config.attention not in ("auto", "triton"):
@@ -77,7 +70,6 @@ class PeerCollective:
         self._counts = torch.zeros(2 * PROGRAMS, dtype=torch.int32, device=device)
         self._inbox: Inbox | None = None
         self._others: list[int] = []
-        self._beside: torch.cuda.Stream | None = None  # for exchanges beside products
 
     @property
     def exchanged(self) -> Exchanged:
@@ -134,24 +126,6 @@ class PeerCollective:
             term = parts[0] if len(parts) == 1 else parts.sum(0)
             return normed(x, self.sum(term.to(x.dtype))[None], weight, eps, rounded=rounded)
         return exchange_sum_norm(x, parts, weight, eps, self.inbox, rounded=rounded, pdl=pdl)
-
-    def sum_in_pieces(self, x: Tensor, parts: Callable[[slice], Tensor]) -> Tensor | None:
-        rows = len(x) // PIECES // ROWS * ROWS
-        if not switches.IN_PIECES or not rows or x.nbytes < LONG or x.dtype is not torch.bfloat16:
-            return None
-        total, terms, steps = torch.empty_like(x), [], torch.cuda.current_stream(self._device)
-        if self._beside is None:  # its kernels go before those that wait for room beside them
-            self._beside = torch.cuda.Stream(self._device, priority=-1)
-        for at in range(PIECES):
-            piece = slice(at * rows, (at + 1) * rows if at + 1 < PIECES else len(x))
-            own = parts(piece)
-            # Kept until `steps` has waited below: it could use freed memory for the next launch.
-            terms.append((own[0] if len(own) == 1 else own.sum(0)).to(x.dtype))
-            self._beside.wait_stream(steps)
-            with torch.cuda.stream(self._beside):
-                bulk.sum_bulk(terms[-1], self.inbox, total[piece])
-        steps.wait_stream(self._beside)
-        return total
 
     def interrupt(self) -> None:
         """Stop all ranks' exchanges, now and until `reset`. From any thread."""

@@ -73,7 +73,7 @@ def test_gpus_that_cannot_sum_in_each_others_memory_use_nccl(monkeypatch: pytest
     [
         ({"pp": 2, "quantization": "int8", "attention": "flashinfer"}, ""),
         ({"pp": 3}, "3 ranks need 3 GPUs from cuda:0 on, and there are 2"),
-        ({"pp": 2, "tp": 2}, "stages of several ranks (tp) run on CPUs only so far"),
+        ({"pp": 2, "tp": 2}, "4 ranks need 4 GPUs from cuda:0 on, and there are 2"),
         ({"pp": 2, "meet": "a:1:b"}, "stages on several machines run on CPUs only so far"),
     ],
 )
@@ -85,13 +85,9 @@ def test_gpus_that_can_be_stages(
     assert problem(0, **config) == reason
 
 
-def test_stages_of_ranks_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 8)
-    assert problem(0, tp=2, pp=4) == "stages of several ranks (tp) run on CPUs only so far"
-
-
 def test_only_the_gpus_of_a_stage_reach_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 8)
+    assert problem(0, tp=2, pp=4) == ""
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one // 2 == other // 2)
     assert apart(0, tp=2, pp=4) == apart(2, tp=2, pp=3) == ""
     assert apart(1, tp=2, pp=2) == "cuda:1 cannot access the memory of cuda:2"
