@@ -7,7 +7,6 @@ SHORT_PARTS = True  # norms, rotations and xIELU of transformers' models in one 
 SHORT_PRODUCTS = True  # their products of one row in our kernel
 SHORT_EARLY = True  # these launches of a few rows before the previous kernel ends
 ONE_ROW = True  # one row of a mixture of experts in three kernels
-IN_PIECES = False  # sums of prompts over ranks: a piece is exchanged while the next one is computed
 IN_TURNS = False  # one row's product with a large FP8 weight in one wave of programs
 WITH_BIAS = True  # one row's product with a bias in a kernel of ours
 NORMED_TERMS = True  # blocks that norm their parts' terms as a chain of the parts' launches

@@ -44,7 +44,7 @@ class Turns:
         return [self._given[at][each] for each in range(RANKS)]
 
 
-def collective(rank: int, turns: Turns, in_pieces: bool) -> Any:
+def collective(rank: int, turns: Turns) -> Any:
     """The collective of a GPU, with the exchanges alone replaced."""
     from engine.distributed.peers import PeerCollective
 
@@ -54,11 +54,6 @@ def collective(rank: int, turns: Turns, in_pieces: bool) -> Any:
 
         def sum(self, term: Tensor) -> Tensor:
             return torch.stack(turns.exchanged(rank, term)).float().sum(0).to(term.dtype)
-
-        def sum_in_pieces(self, x: Tensor, parts: Callable[[slice], Tensor]) -> Tensor | None:
-            pieces = (slice(1), slice(1, None)) if in_pieces else ()
-            terms = [parts(each).float().sum(0).to(x.dtype) for each in pieces]
-            return torch.cat([self.sum(each) for each in terms]) if terms else None
 
         def gather(self, part: Tensor) -> Tensor:
             return torch.cat(turns.exchanged(rank, part), -1)
@@ -105,19 +100,15 @@ def replaced(model: Any, make: Callable[[nn.Module], nn.Module]) -> None:
                 setattr(owner, name, make(child))
 
 
-def logits_of_ranks(
-    scheme: str, rows: Sequence[tuple[int, int]], in_pieces: bool
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def logits_of_ranks(scheme: str, rows: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Of each rank: the logits of its fused step, those of plain torch with the same quantized numbers, and
     the same with activations that are not rounded.
-
-    `in_pieces`: the first row's sums are exchanged alone.
     """
     turns = Turns()
 
     def one(rank: int) -> tuple[Tensor, Tensor, Tensor]:
         with turns.lock, torch.inference_mode():
-            return _logits(scheme, rows, collective(rank, turns, in_pieces))
+            return _logits(scheme, rows, collective(rank, turns))
 
     with ThreadPoolExecutor(RANKS) as threads:
         return [*threads.map(one, range(RANKS))]

@@ -5,7 +5,6 @@ stopped is of no use any more, so no CUDA graph contains it.
 """
 
 import threading
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -47,9 +46,6 @@ class NcclCollective(GroupCollective):
         """Add the sum of all ranks' terms to x, in place; return its norm, `rounded` to FP8 or not."""
         term = (parts[0] if len(parts) == 1 else parts.sum(0)).to(x.dtype)
         return normed(x, self._all_parts(term), weight, eps, rounded=rounded)
-
-    def sum_in_pieces(self, x: Tensor, parts: Callable[[slice], Tensor]) -> None:
-        return None
 
     def finish(self) -> None:
         """Wait until no call of this rank runs."""

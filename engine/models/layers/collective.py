@@ -1,6 +1,5 @@
 """The interface between the ranks that share a model, inside a forward pass."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -35,10 +34,4 @@ class GpuCollective(Collective, Protocol):
         """Add the sum of all ranks' terms to x, in place; return its RMS norm, `rounded` to FP8 or not.
 
         `parts`: the own term, [parts, rows, width], still to be added up.
-        """
-
-    def sum_in_pieces(self, x: Tensor, parts: Callable[[slice], Tensor]) -> Tensor | None:
-        """Return the sum of all ranks' terms, which has the shape of x. None: it is faster at once.
-
-        `parts`: computes these of some rows. The exchange of a piece runs beside the product of the next.
         """

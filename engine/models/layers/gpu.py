@@ -191,14 +191,8 @@ class Residual:
         self, collective: GpuCollective, product: Product, given: Normed, ours: RmsNorm, rounded: bool
     ) -> Normed:
         """The norm after the sum of all ranks' products."""
-
-        def parts(rows: slice) -> Tensor:
-            return product.parts_of(given.rows(rows), pdl=self._pdl)
-
-        if (total := collective.sum_in_pieces(self.stream, parts)) is not None:
-            return normed(self.stream, total[None], *ours, rounded=rounded)
-        whole = product.parts_of(given, pdl=self._pdl)
-        return collective.sum_norm(self.stream, whole, *ours, rounded=rounded, pdl=self._pdl)
+        parts = product.parts_of(given, pdl=self._pdl)
+        return collective.sum_norm(self.stream, parts, *ours, rounded=rounded, pdl=self._pdl)
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """In a step of one row: return a product that includes the norm."""

@@ -124,9 +124,9 @@ def piece_of(size: int) -> int:
     return min(PLACE, max(TILE, power(triton.cdiv(size, PROGRAMS))))
 
 
-def sum_bulk(term: Tensor, inbox: Inbox, out: Tensor | None = None) -> Tensor:
+def sum_bulk(term: Tensor, inbox: Inbox) -> Tensor:
     """Like `exchange_sum`."""
-    out = torch.empty_like(term) if out is None else out
+    out = torch.empty_like(term)
     _launch(out, term, inbox)
     return out
 

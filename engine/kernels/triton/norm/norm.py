@@ -9,7 +9,7 @@ a product in FP8 the norm is rounded to FP8, too, with the numbers that quantize
 # mypy: disable-error-code=no-untyped-def
 # Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -38,13 +38,6 @@ class Normed:
     def dtype(self) -> torch.dtype:
         """The dtype of the product."""
         return self.unrounded or self.values.dtype
-
-    def rows(self, piece: slice) -> "Normed":
-        """Some rows of a complete norm."""
-        assert self.squares is None
-        return replace(
-            self, values=self.values[piece], steps=None if self.steps is None else self.steps[piece]
-        )
 
 
 @triton.jit
