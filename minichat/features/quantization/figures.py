@@ -11,7 +11,7 @@ from minichat.models.welcome import is_dry
 from minichat.plural import plural
 from minichat.ui.marks import Marks
 from minichat.ui.monitor.cells import State, states
-from minichat.ui.monitor.figures import one_rank
+from minichat.ui.monitor.figures import whose_memory
 
 LABEL = 13  # cells
 _BAR = 20  # cells of the progress bar
@@ -42,7 +42,7 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
-        *([("sizes", f"of {whose}", None)] if (whose := one_rank(shot)) else []),
+        *([("sizes", f"of {whose}", None)] if (whose := whose_memory(shot)) else []),
     )
 
 

@@ -48,11 +48,12 @@ class Speed:
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
     drafts: bool = False  # whether steps draft with a model or its first layers, which is not counted
-    ranks: int = 0  # that share the model
+    ranks: int = 0  # that share the model, in each replica
+    replicas: int = 1  # all figures but the steps are of one of them
     stepped: bool = False  # whether some have ended in the last second
     requests: bool = False  # whether there are some
     joining: float = 0.0  # the share of the time that they spend in exchanges
-    traffic: float = 0.0  # bytes per second that each sends to the others
+    traffic: float = 0.0  # bytes per second that one sends to the others, on average
 
     @property
     def idle(self) -> bool:
@@ -77,7 +78,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         tokens=rates.step_tokens,
         steps=shot.pace or rates.steps,  # an older engine reports no pace
         weights=weights,
-        held=shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
+        held=shot.memory.get("weights", 0) // _replicas(shot),
         experts=bool(shot.reads.experts),
         cache=cache,
         memory=memory,
@@ -88,12 +89,22 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
             for request in shot.requests
             if (each := request.speculation) is not None
         ),
-        ranks=len(shot.ranks),
+        ranks=_ranks(shot),
+        replicas=_replicas(shot),
         stepped=bool(rates.steps),
         requests=bool(shot.requests),
         joining=shot.joining,
         traffic=shot.traffic,
     )
+
+
+def _replicas(shot: Snapshot) -> int:
+    return max(1, len(shot.replicas))
+
+
+def _ranks(shot: Snapshot) -> int:
+    """The ranks of a replica."""
+    return len(shot.ranks) // _replicas(shot)
 
 
 def _products(shot: Snapshot) -> float:
@@ -174,7 +185,7 @@ def _exchange_bound(shot: Snapshot) -> str:
     if shot.joining < _HELD:
         return ""
     return (
-        f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
+        f"Limited by the exchanges of {_ranks(shot)} ranks: these take {shot.joining:.0%} of a step, "
         "with the wait for the slower one; fewer ranks may be faster."
     )
 
@@ -224,7 +235,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
     """Whether one device would do what the other ranks do in less time than the exchanges take. Work that
     does not fill the device takes about as long for all ranks' parts as for one's.
     """
-    ranks = len(shot.ranks)
+    ranks = _ranks(shot)
     if ranks < 2 or shot.bubbles or _reads_prompts(shot):
         return ""
     exchanges = shot.joining * shot.step_times.total

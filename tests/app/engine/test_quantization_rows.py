@@ -71,6 +71,8 @@ def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     replicas = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 8, 0, 0) for number in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), ranks=ranks, replicas=replicas))}
     assert rows["sizes"] == "of one rank each"
+    rows = {row[0]: row[1] for row in scheme(replace(snapshot(), replicas=replicas))}
+    assert rows["sizes"] == "of 2 replicas"
 
 
 def test_a_dry_run_has_neither_weights_nor_a_device() -> None:
