@@ -282,6 +282,6 @@ class ReplyCosts:
     def __str__(self) -> str:
         note = "" if self.first is None else f"; first token after {self.first:.3f} s"
         rate = f", then {self.rate:.1f} tok/s" if self.rate else ""
-        reply = "reply" if self.replies == 1 else f"{self.replies} replies of"
         prompt, tokens = plural(self.prompt, "token"), plural(self.tokens, "token")
-        return f"prompt {prompt}, {reply} {tokens} in {self.seconds:.3f} s{note}{rate}"
+        reply = f"reply {tokens}" if self.replies == 1 else f"{tokens} of {self.replies} replies"
+        return f"prompt {prompt}, {reply} in {self.seconds:.3f} s{note}{rate}"
