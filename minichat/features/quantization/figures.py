@@ -19,6 +19,7 @@ _PURPOSES = {
     "weights": "weights",
     "cache": "KV cache",
     "draft": "draft",
+    "adapters": "adapters",
     "host_cache": "host cache",
     "workspace": "workspace",
     "device_free": "free",

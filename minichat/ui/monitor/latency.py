@@ -19,6 +19,7 @@ _MEMORY = {
     "host_cache": "host",
     "device_free": "free",
     "draft": "draft",
+    "adapters": "adapters",
 }  # the last ones are left out where there is no room
 
 
