@@ -54,12 +54,12 @@ def size(count: float) -> str:
 
 
 def whose_memory(shot: Snapshot) -> str:
-    """Whose memory the figures are, if not of one process: "one rank", "2 replicas", or in a fleet of shared
-    models "one rank each".
+    """Whose memory the figures are, if not that of one process: "one rank", "2 replicas", or in a fleet of
+    shared models "one rank per replica", which is a sum.
     """
     replicas = len(shot.replicas)
     if shot.ranks:
-        return "one rank each" if replicas > 1 else "one rank"
+        return "one rank per replica" if replicas > 1 else "one rank"
     return f"{replicas} replicas" if replicas > 1 else ""
 
 

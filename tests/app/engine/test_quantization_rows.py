@@ -70,7 +70,7 @@ def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
     replicas = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 8, 0, 0) for number in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), ranks=ranks, replicas=replicas))}
-    assert rows["sizes"] == "of one rank each"
+    assert rows["sizes"] == "of one rank per replica"
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), replicas=replicas))}
     assert rows["sizes"] == "of 2 replicas"
 
