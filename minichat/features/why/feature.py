@@ -127,7 +127,7 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
             if speed.experts
             else "the embedding is only looked up"
         )
-        where = "on a rank" if speed.ranks else "in a replica" if speed.replicas > 1 else "in all"
+        where = "on a rank" if speed.ranks else "in a replica" if speed.fleet else "in all"
         whole = f"(of {held} {where}: {rest})"
         lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
     if speed.arithmetic.amount:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, StepSplit, StepTimes
 from engine.api.speeds import Speeds
-from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.figures import duration, running_replicas
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
@@ -49,7 +49,8 @@ class Speed:
     split: StepSplit | None = None  # of the launch, on a CPU
     drafts: bool = False  # whether steps draft with a model or its first layers, which is not counted
     ranks: int = 0  # that share the model, in each replica
-    replicas: int = 1  # all figures but the steps are of one of them
+    replicas: int = 1  # that run; all figures but the steps are of one of them
+    fleet: bool = False
     stepped: bool = False  # whether some have ended in the last second
     requests: bool = False  # whether there are some
     joining: float = 0.0  # the share of the time that they spend in exchanges
@@ -69,6 +70,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     products = _products(shot)
     attention = shot.reads.of_attention(rates.pairs) if products else 0.0
     operations = products + attention
+    running = max(1, running_replicas(shot))
     memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
     return Speed(
@@ -78,7 +80,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         tokens=rates.step_tokens,
         steps=shot.pace or rates.steps,  # an older engine reports no pace
         weights=weights,
-        held=shot.memory.get("weights", 0) // _replicas(shot),
+        held=shot.memory.get("weights", 0) // running,
         experts=bool(shot.reads.experts),
         cache=cache,
         memory=memory,
@@ -90,7 +92,8 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
             if (each := request.speculation) is not None
         ),
         ranks=_ranks(shot),
-        replicas=_replicas(shot),
+        replicas=running,
+        fleet=bool(shot.replicas),
         stepped=bool(rates.steps),
         requests=bool(shot.requests),
         joining=shot.joining,
@@ -98,13 +101,9 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     )
 
 
-def _replicas(shot: Snapshot) -> int:
-    return max(1, len(shot.replicas))
-
-
 def _ranks(shot: Snapshot) -> int:
     """The ranks of a replica."""
-    return len(shot.ranks) // _replicas(shot)
+    return len(shot.ranks) // max(1, len(shot.replicas))
 
 
 def _products(shot: Snapshot) -> float:

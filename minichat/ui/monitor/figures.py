@@ -54,13 +54,19 @@ def size(count: float) -> str:
 
 
 def whose_memory(shot: Snapshot) -> str:
-    """Whose memory the figures are, if not that of one process: "one rank", "2 replicas", or in a fleet of
-    shared models "one rank per replica", which is a sum.
+    """Whose memory the figures are, if not of one process: "one rank", "2 replicas", "1 of 2 replicas", or
+    in a fleet of shared models "one rank per replica", which is a sum.
     """
-    replicas = len(shot.replicas)
+    replicas, running = len(shot.replicas), running_replicas(shot)
     if shot.ranks:
         return "one rank per replica" if replicas > 1 else "one rank"
-    return f"{replicas} replicas" if replicas > 1 else ""
+    some = f"{running} of " if running < replicas else ""
+    return f"{some}{replicas} replicas" if replicas > 1 else ""
+
+
+def running_replicas(shot: Snapshot) -> int:
+    """The replicas that have memory and may run steps; 0 without a fleet."""
+    return sum(each.state not in ("stopped", "restarting", "dead") for each in shot.replicas)
 
 
 def request_name(id: int) -> str:

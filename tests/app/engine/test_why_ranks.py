@@ -6,6 +6,7 @@ from engine.api.snapshot import RankView, ReplicaView, StepTimes
 from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
+from minichat.ui.monitor.figures import whose_memory
 from minichat.ui.monitor.pane import ASCII
 from tests.app.engine.test_why import SPEEDS, shot
 
@@ -109,3 +110,11 @@ def test_ranks_are_counted_in_their_replica() -> None:
     found = explain(shot(StepTimes(launch=0.0125), ranks=ranks, replicas=REPLICAS), SPEEDS)
     assert found.sentence.startswith("Limited by the exchanges of 2 ranks: these take 11 ms of a step")
     assert "2 ranks send 1.0 GB/s each on average" in described(found, 72, ASCII).plain
+
+
+@pytest.mark.parametrize("states", [("ready", "stopped"), ("dead", "no answer"), ("draining", "restarting")])
+def test_only_replicas_that_run_have_memory(states: tuple[str, str]) -> None:
+    replicas = tuple(each._replace(state=state) for each, state in zip(REPLICAS, states, strict=True))
+    fleet = shot(StepTimes(launch=0.0125), replicas=replicas, memory={"weights": 150_000_000})
+    assert "(of 150 MB in a replica: " in described(explain(fleet, SPEEDS), 72, ASCII).plain
+    assert whose_memory(fleet) == "1 of 2 replicas"
