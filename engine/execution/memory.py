@@ -68,6 +68,7 @@ class MemoryMeter:
             products,
             head,
             *experts_read(self._model),
+            store.state_traffic(),
         )
         return self._reads
 

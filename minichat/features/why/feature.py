@@ -120,6 +120,9 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     blocks = f", {size(speed.cache)} of KV cache" if speed.cache or speed.idle else ""  # else not known
     parts = f"{size(speed.weights)} of weights{blocks} per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
+    if speed.states:
+        states = f"{size(speed.states)} of recurrent states, read and written"
+        lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
     held = size(speed.held)  # as the monitor shows it
     if 0 < speed.weights < speed.held and held != size(speed.weights):
         rest = (

@@ -44,6 +44,7 @@ class Speed:
     held: int  # bytes of all weights; 0: unknown
     experts: bool  # whether a step may leave some of them out
     cache: int
+    states: int  # bytes of recurrent states, read and written
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
@@ -71,10 +72,13 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     attention = shot.reads.of_attention(rates.pairs) if products else 0.0
     operations = products + attention
     running = max(1, running_replicas(shot))
-    memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
+    states = round(shot.reads.states * rates.batch)
+    parts = {"weights": weights, "KV cache": cache, "states": states}
+    moved = sum(parts.values())
+    memory = Use(moved, moved / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
     return Speed(
-        sentence=_sentence(shot, speeds, memory, arithmetic, weights >= cache, attention),
+        sentence=_sentence(shot, speeds, memory, arithmetic, max(parts, key=parts.__getitem__), attention),
         times=times,
         rows=rates.batch,
         tokens=rates.step_tokens,
@@ -83,6 +87,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         held=shot.memory.get("weights", 0) // running,
         experts=bool(shot.reads.experts),
         cache=cache,
+        states=states,
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
@@ -131,7 +136,7 @@ def _sentence(
     speeds: Speeds | None,
     memory: Use,
     arithmetic: Use,
-    weights_first: bool,
+    largest: str,
     attention: float,
 ) -> str:
     if not shot.rates.steps and shot.requests:
@@ -147,7 +152,7 @@ def _sentence(
         or _stage_bound(shot, chats)
         or _faster_alone(shot, memory, arithmetic)
         or _exchange_bound(shot)
-        or _memory_bound(rows, chats, memory, arithmetic, weights_first)
+        or _memory_bound(rows, chats, memory, arithmetic, largest)
         or _compute_bound(shot, rows, chats, arithmetic)
         or _far_from_limits(shot, chats, memory, arithmetic, attention)
     )
@@ -189,12 +194,13 @@ def _exchange_bound(shot: Snapshot) -> str:
     )
 
 
-def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, weights_first: bool) -> str:
+def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, largest: str) -> str:
     if memory.share < max(_HELD, arithmetic.share):
         return ""
     use = f"{chats} use{'s' * (rows == 1)} {memory.share:.0%} of the memory bandwidth"
-    if not weights_first:
-        return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
+    if largest != "weights":
+        fewer = "fewer" if largest == "states" else "fewer or shorter"
+        return f"Memory-bound ({largest}): {use}; {fewer} chats are faster."
     return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
 
 
