@@ -120,9 +120,6 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     blocks = f", {size(speed.cache)} of KV cache" if speed.cache or speed.idle else ""  # else not known
     parts = f"{size(speed.weights)} of weights{blocks} per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
-    if speed.states:
-        states = f"{size(speed.states)} of recurrent states, read and written"
-        lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
     held = size(speed.held)  # as the monitor shows it
     if 0 < speed.weights < speed.held and held != size(speed.weights):
         rest = (
@@ -133,6 +130,9 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
         where = "on a rank" if speed.ranks else "in a replica" if speed.fleet else "in all"
         whole = f"(of {held} {where}: {rest})"
         lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
+    if speed.states:
+        states = f"{size(speed.states)} of recurrent states, read and written"
+        lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {per_second(speed.steps)} steps/s"
