@@ -260,6 +260,11 @@ class ReplicaView(NamedTuple):
     cached: int
     queue: int = 0  # prompt tokens to compute before a new prompt starts
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has a process, which has memory and may run steps."""
+        return self.state not in ("stopped", "restarting", "dead")
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -65,8 +65,8 @@ def whose_memory(shot: Snapshot) -> str:
 
 
 def running_replicas(shot: Snapshot) -> int:
-    """The replicas that have memory and may run steps; 0 without a fleet."""
-    return sum(each.state not in ("stopped", "restarting", "dead") for each in shot.replicas)
+    """0 without a fleet."""
+    return sum(each.runs for each in shot.replicas)
 
 
 def request_name(id: int) -> str:
