@@ -331,6 +331,11 @@ class Snapshot:
         return blocks // self.block_groups * self.block_size
 
     @property
+    def usable_blocks(self) -> int:
+        """Those of `blocks` that can be taken: not those of a replica that does not run."""
+        return sum(each.blocks for each in self.replicas if each.runs) or len(self.blocks.refs)
+
+    @property
     def queued(self) -> int:
         """Requests that do not run: they wait, or their blocks are loading."""
         return self.waiting + self.loading

@@ -215,8 +215,7 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
     page.gauge("num_requests_running", about, shot.running)
     page.gauge("num_requests_waiting", "Requests in the queue.", shot.queued)
     page.split("gauge", "num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
-    size = sum(each.blocks for each in shot.replicas if each.runs) or shot.blocks.size
-    usage = shot.blocks.in_use / max(1, size)
+    usage = shot.blocks.in_use / max(1, shot.usable_blocks)
     page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)
     page.gauge(
         "cache_config_info",

@@ -135,7 +135,7 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
         return (Content.styled(f"{of} as {name}", "bold"), Content.styled(target.why_not, "$text-muted"))
     form = "not quantized" if name == "none" else f"as {name}"
     title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} {form}", "bold")
-    blocks = len(shot.blocks.refs)
+    blocks = shot.usable_blocks
     blocks_then = target.blocks or blocks
     weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)
     cache = shot.memory.get("cache", 0)
@@ -173,9 +173,10 @@ def memory(found: dict[str, int]) -> tuple[Row, ...]:
 
 def room(shot: Snapshot) -> tuple[Row, ...]:
     """Blocks as the monitor counts them, and the tokens they hold."""
-    blocks, count = shot.blocks, len(shot.blocks.refs)
+    blocks, count = shot.blocks, shot.usable_blocks
     counts = np.bincount(states(blocks), minlength=len(State)).tolist()
     free, cached, dropped = (counts[state] for state in (State.FREE, State.CACHED, State.DROPPED))
+    free -= len(blocks.refs) - count  # of replicas that do not run
     rows: list[Row] = [
         ("blocks", f"{count:,} of {shot.block_size} tokens", None),
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
