@@ -14,6 +14,13 @@ class Counts(NamedTuple):
     ] = ()  # samples up to each bound and above the one before; the last: above them all
     total: float = 0.0  # the sum of all samples
 
+    def plus(self, other: "Counts") -> "Counts":
+        """The samples of both, which have the same bounds, unless one has no samples at all."""
+        if not self.counts or not other.counts:
+            return self if self.counts else other
+        pairs = zip(self.counts, other.counts, strict=True)
+        return Counts(self.bounds, tuple(map(sum, pairs)), self.total + other.total)
+
 
 class Histogram:
     """Written by one thread and read by others. A read may miss the newest sample, never an older one."""

@@ -260,6 +260,11 @@ class ReplicaView(NamedTuple):
     cached: int
     queue: int = 0  # prompt tokens to compute before a new prompt starts
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has a process, which has memory and may run steps."""
+        return self.state not in ("stopped", "restarting", "dead")
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -324,6 +329,11 @@ class Snapshot:
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""
         return blocks // self.block_groups * self.block_size
+
+    @property
+    def usable_blocks(self) -> int:
+        """Those of `blocks` that can be taken: not those of a replica that does not run."""
+        return sum(each.blocks for each in self.replicas if each.runs) or len(self.blocks.refs)
 
     @property
     def queued(self) -> int:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,11 @@ T = TypeVar("T")
 _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
 
+class Holder(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
 class MemoryMeter:
     """Measures at most once a second, however often it is read, and after each change."""
 
@@ -31,18 +36,18 @@ class MemoryMeter:
         store: KVStore,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
-        drafts: Callable[[], int] = lambda: 0,
+        **beside: Holder,
     ) -> None:
-        """`drafts`: the bytes of what drafts beside the model."""
+        """`beside`: what else holds memory, by its purpose."""
         self._model, self._store, self._device, self._clock = model, store, device, clock
-        self._drafts = drafts
+        self._beside = beside
         self._looked = -math.inf
         self._found: dict[str, int] = {}
         self._reads: Reads | None = None
 
     def read(self) -> dict[str, int]:
-        """weights, cache, host_cache; draft, if something drafts beside the model; on a GPU, workspace (used
-        by steps); device_free, device_total.
+        """weights, cache, host_cache; draft, if something drafts beside the model; adapters, if some are
+        loaded; on a GPU, workspace (used by steps); device_free, device_total.
         """
         now = self._clock()
         if now - self._looked >= _EVERY:
@@ -63,19 +68,20 @@ class MemoryMeter:
             products,
             head,
             *experts_read(self._model),
+            store.state_traffic(),
         )
         return self._reads
 
     def _look(self) -> dict[str, int]:
         weights, cache = weight_bytes(self._model), self._store.nbytes
         found = {"weights": weights, "cache": cache, "host_cache": self._store.host_nbytes}
-        if drafts := self._drafts():
-            found["draft"] = drafts
+        beside = {purpose: holder.nbytes for purpose, holder in self._beside.items() if holder.nbytes}
+        found |= beside
         if self._device.type != "cuda":
             return found | {"device_free": free_host_memory(), "device_total": host_memory()}
         free, total = torch.cuda.mem_get_info(self._device)
         taken = torch.cuda.memory_reserved(self._device)
-        workspace = max(taken - weights - cache - drafts, 0)
+        workspace = max(taken - weights - cache - sum(beside.values()), 0)
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
 
 

@@ -96,10 +96,10 @@ class ModelRunner:
 
     def _use_store(self) -> None:
         """Rebuild what depends on the cache's scheme."""
-        used = self.model, self.store, self.attention, self.adapters, self._drafts.states
-        stage = stage_on(self.device, *used)
-        self.use_stages(stage, stage if recordable(self.model) else None)
-        self._memory = MemoryMeter(self.model, self.store, self.device, drafts=lambda: self._drafts.nbytes)
+        model, store = self.model, self.store
+        stage = stage_on(self.device, model, store, self.attention, self.adapters, self._drafts.states)
+        self.use_stages(stage, stage if recordable(model) else None)
+        self._memory = MemoryMeter(model, store, self.device, draft=self._drafts, adapters=self.adapters)
         self._drafts.serve(self.store)
         replay_drafts(self.device, self._drafts.small, self._steps, self._sampling_state)
         for each in (self.store, *self._drafts.stores):

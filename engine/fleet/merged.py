@@ -93,7 +93,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         ),
         ttft=_slowest([shot.ttft for shot in shots]),
         itl=_slowest([shot.itl for shot in shots]),
-        iteration_tokens=_counts([shot.iteration_tokens for shot in shots]),
+        iteration_tokens=reduce(Counts.plus, (shot.iteration_tokens for shot in shots)),
         finished=sum(shot.finished for shot in shots),
         memory=_memory(shots),
         schemes=_schemes([shot.schemes for shot in ready or shots], all_weights=True),
@@ -161,15 +161,6 @@ def _slowest(parts: Sequence[Quantiles]) -> Quantiles:
         return Quantiles()
     p50, p90, p99 = (max(getattr(each, name) for each in found) for name in ("p50", "p90", "p99"))
     return Quantiles(p50, p90, p99, sum(each.count for each in found))
-
-
-def _counts(parts: Sequence[Counts]) -> Counts:
-    """All engines of a fleet have the same bounds; a lost one may have none."""
-    found = [each for each in parts if each.counts]
-    if not found:
-        return Counts()
-    sums = map(sum, zip(*(each.counts for each in found), strict=True))
-    return Counts(found[0].bounds, tuple(sums), sum(each.total for each in found))
 
 
 def _by_window(parts: Sequence[tuple[ByWindow, float]]) -> ByWindow:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.api.errors import BadParams
@@ -52,6 +52,14 @@ def check(grammar: Grammar) -> None:
     """Raise BadParams if the grammar is invalid, before it meets a model."""
     if wrong := LLMatcher.validate_grammar(source(grammar)):
         raise unusable(grammar, wrong)
+
+
+def matches(grammar: Grammar, text: str) -> bool:
+    """Whether a whole text matches, in any model's tokens."""
+    letters = LLTokenizer("byte")
+    tokens = letters.tokenize_str(text)
+    matcher = LLMatcher(letters, source(grammar), log_level=0)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def _source(grammar: Grammar) -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from engine.api.commands import Command, Submit
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import Bus, Died, Event, Handler, Restarted, Restarting, log
+from engine.api.histogram import Counts
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.host.client import EngineClient, Sink
@@ -32,7 +33,8 @@ class RestartingEngine(EngineClient):
     """A host whose process is replaced when it dies. Requests in it fail with the reason.
 
     Prompts, settings and numbers stay valid; changes at run time, such as another quantization scheme, are
-    lost. A request that was running at two deaths is refused, as it may be what kills the engine.
+    lost. A request that was running at two deaths is refused, as it may be what kills the engine. The tokens
+    of steps are those of all its processes, because a server's counters do not fall.
     `stop_process` ends the process until `start_process`.
     """
 
@@ -53,11 +55,13 @@ class RestartingEngine(EngineClient):
         self._closed = threading.Event()
         self._halt = threading.Event()  # set: no further process may start; a new event for each start
         self._bus = Bus()
+        self._before = Counts()  # the tokens of steps of earlier processes, as far as they were known
         self._process = start(0)
+        self._last = self._process.last
         self._adopt(self._process)
 
     def _adopt(self, process: EngineProcess) -> None:
-        self._chat, self._born, self._last = process.chat, time.monotonic(), process.last
+        self._chat, self._born = process.chat, time.monotonic()
         process.subscribe(self._on_event)
         if process.error:  # it ended before it had a subscriber
             self._on_event(Died(0, time.monotonic(), process.error))
@@ -87,19 +91,26 @@ class RestartingEngine(EngineClient):
             process, why, deaths = self._process, self._why, self._deaths
         if not why:
             try:
-                self._last = process.snapshot()
-                why = self._last.error
+                found = process.snapshot()
+                with self._gate:
+                    self._last = found if process is self._process else self._last
+                why = found.error
             except EngineDead as error:
                 if self._closed.is_set():
                     raise
                 why = str(error)
             if not why:
-                return self._last
+                return self._counted()
             deaths += 1  # it has just died, which has not been reported yet
-        ended = self._last.ended(why)
+        ended = self._counted().ended(why)
         if self._stopped:
             return replace(ended, state="stopped")
         return replace(ended, state="restarting") if self._revives(deaths) else ended
+
+    def _counted(self) -> Snapshot:
+        """The last snapshot, with what earlier processes have counted."""
+        with self._gate:
+            return replace(self._last, iteration_tokens=self._before.plus(self._last.iteration_tokens))
 
     @property
     def _reviving(self) -> bool:
@@ -215,6 +226,7 @@ class RestartingEngine(EngineClient):
         process = self._start(self._starts * _NUMBERS)
         with self._gate:
             if not (halted := halt.is_set()):
+                self._before, self._last = self._before.plus(self._last.iteration_tokens), process.last
                 self._process, self._why, self._chat = process, "", process.chat
         if halted:
             process.close()

@@ -232,6 +232,10 @@ class KVStore:
             found[window] = found.get(window, 0) + _group_bytes(each.spec, self.dtype, self.scheme)
         return tuple((window, nbytes // GROUP) for window, nbytes in found.items())
 
+    def state_traffic(self) -> int:
+        """Bytes of recurrent states that a step reads and writes for each row."""
+        return 2 * self.state_bytes(self.specs)
+
     def operations_per_pair(self) -> tuple[tuple[int, int], ...]:
         """Operations of attention for a token and one that it sees, by the layers' window or chunk."""
         found: dict[int, int] = {}

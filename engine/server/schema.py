@@ -78,10 +78,15 @@ def _nearness(error: Any) -> tuple[bool, int, list[int]]:
 def _message(worst: Any, found: Sequence[Any]) -> str:
     """The message of one of these errors. A value of a type that a union lacks gets the messages of all."""
     places = {"".join(_steps(each["loc"])) for each in found}
-    if len(places) > 1 or not all(each["type"].endswith("_type") for each in found):
-        return str(worst["msg"])
-    first, *more = dict.fromkeys(each["msg"] for each in found)
+    if len(places) > 1 or not all(each["type"].endswith(("_type", "literal_error")) for each in found):
+        return _words(worst)
+    first, *more = dict.fromkeys(map(_words, found))
     return " or ".join([first, *(each.removeprefix("Input should be ") for each in more)])
+
+
+def _words(error: Any) -> str:
+    """A message without the name of a class."""
+    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
 
 
 def _refusal(
@@ -102,8 +107,6 @@ def _refusal(
         )
     if problem == "missing":
         return ApiError(400, f"{place} is missing", param=place)
-    if problem == "model_type":
-        message = "Input should be an object"  # pydantic names the class
     problem = f"{place}: {message[0].lower()}{message[1:]}"
     if isinstance(value, str | int | float | None):
         problem += f", got {quoted(value)}"

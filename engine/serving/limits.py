@@ -77,7 +77,8 @@ class Limits:
         if prompt + params.max_tokens > context:
             raise RequestTooLong(
                 f"{prompt:,} tokens and {params.max_tokens:,} more for the reply; this model takes "
-                f"{context:,} in all. Shorten the prompt or lower max_tokens to {context - prompt}"
+                f"{context:,} in all. Shorten the prompt or lower max_tokens to {context - prompt}",
+                field="max_tokens",
             )
         return prompt + max(params.max_tokens, 1)  # without a reply, the last step's token is dropped
 

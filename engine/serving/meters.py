@@ -119,8 +119,9 @@ def _attends(step: Step, window: int) -> tuple[float, float]:
     read = float((np.minimum(contexts, window + lengths - 1) if window else contexts).sum())
     if step.tokens == len(rows):
         return read, read
-    seen = contexts - (lengths - 1) / 2  # by a row's tokens, on average
-    return read, float((lengths * (np.minimum(seen, window) if window else seen)).sum())
+    before = contexts - lengths
+    near = np.clip(window - before, 0, lengths) if window else lengths  # tokens that see all before them
+    return read, float((near * (before + (near + 1) / 2) + (lengths - near) * window).sum())
 
 
 def _quantiles(samples: deque[float]) -> Quantiles:

@@ -205,19 +205,22 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
-    return _report_cut(host, "the reply", delta.finish, tokens, params, as_json)
+    return _report_cut(host, "the reply", delta.finish, "".join(pieces), tokens, params, as_json)
 
 
 def _report_cut(  # type: ignore[no-untyped-def]
-    host, which: str, finish: Finish | None, tokens: int, params: SamplingParams, as_json: bool
+    host, which: str, finish: Finish | None, text: str, tokens: int, params: SamplingParams, as_json: bool
 ) -> int:
-    """Report a reply that ended too early. Return the exit code: 1 if it had to have a form."""
+    """Report a reply that ended too early. Return the exit code: 1 if it lacks a required form."""
     if finish is not Finish.LENGTH:
         return 0
     cut = f"minichat: {which} was cut off after {plural(tokens, 'token')}"
-    if params.grammar:
-        print(f"{cut} and may be incomplete", file=sys.stderr)
-        return 1
+    if params.grammar is not None:
+        from engine.grammar.source import matches
+
+        if not matches(params.grammar, text):
+            print(f"{cut} and is incomplete", file=sys.stderr)
+            return 1
     if params.max_tokens is None and not as_json:
         print(f"{cut}: {FULL[host.snapshot().context_bound]}", file=sys.stderr)
     return 0
@@ -250,7 +253,9 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
         score = "" if reply.score is None else f" {reply.score:.3f}"
         if not options.json:
             print(f"[{number}]{score}\n{text}" + "\n" * (number < len(replies)))
-        cut = _report_cut(host, f"reply {number}", reply.finish, len(reply.tokens), params, options.json)
+        cut = _report_cut(
+            host, f"reply {number}", reply.finish, reply.text, len(reply.tokens), params, options.json
+        )
         code = max(code, cut)
     return code
 
@@ -277,6 +282,6 @@ class ReplyCosts:
     def __str__(self) -> str:
         note = "" if self.first is None else f"; first token after {self.first:.3f} s"
         rate = f", then {self.rate:.1f} tok/s" if self.rate else ""
-        reply = "reply" if self.replies == 1 else f"{self.replies} replies of"
         prompt, tokens = plural(self.prompt, "token"), plural(self.tokens, "token")
-        return f"prompt {prompt}, {reply} {tokens} in {self.seconds:.3f} s{note}{rate}"
+        reply = f"reply {tokens}" if self.replies == 1 else f"{tokens} of {self.replies} replies"
+        return f"prompt {prompt}, {reply} in {self.seconds:.3f} s{note}{rate}"

@@ -20,9 +20,12 @@ _UPDATE_EVERY = 0.1  # seconds between two progress updates
 class RecordWriter:
     """Writes the record that waiting processes read."""
 
-    def __init__(self, resident: Resident, model: str, words: Sequence[str] = ()) -> None:
+    def __init__(
+        self, resident: Resident, model: str, words: Sequence[str] = (), configured: Sequence[str] = ()
+    ) -> None:
         self._resident = resident
-        self._record = Record(os.getpid(), model, time.time(), words=tuple(words))
+        record = Record(os.getpid(), model, time.time(), words=tuple(words), configured=tuple(configured))
+        self._record = record
         self._written_at = 0.0
         self._write()
 
@@ -45,10 +48,10 @@ class RecordWriter:
         self._record.write(self._resident.file)
 
 
-def run(folder: Path, name: str, words: list[str]) -> int:
+def run(folder: Path, name: str, configured: Sequence[str], words: list[str]) -> int:
     resident = Resident(folder, name)
     options = parser().parse_args(["serve", "--no-key", "--restart=0", f"--uds={resident.socket}", *words])
-    writer = RecordWriter(resident, options.model, words)
+    writer = RecordWriter(resident, options.model, words, configured)
     try:
         check(options)
         return serve(options, (), ServerCallbacks(writer.progress, writer.ready, resident.log, writer.died))
@@ -59,4 +62,4 @@ def run(folder: Path, name: str, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4:]))

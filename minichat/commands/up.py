@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         unlike = _unlike(words, loaded, given, present)
         loaded.problems.extend(unlike)  # the screen shows them
         check(parser().parse_args(["serve", *words]))
-        waiting = Waiting(resident, words)
+        waiting = Waiting(resident, words, [*lines_of(loaded, given)])
         if died := resident.died():
             _tell(f"{died}; starting a replacement")
         if not options.no_screen:
@@ -129,14 +129,18 @@ def _unlike(
     wants = dict(word.split("=", 1) for word in words if "=" in word)
     resident = present.resident
     ways = f"to change that: {resident.command('down')}, then {resident.up}"
-    problems = []
-    for name, line in sorted(lines_of(loaded, given).items(), key=lambda each: each[1]):
+    problems, lines = [], lines_of(loaded, given)
+    removed = [name for name in present.configured if name not in lines and name not in given]
+    places = [*sorted(lines.items(), key=lambda each: each[1]), *((name, 0) for name in removed)]
+    for name, line in places:
         new = wants.get(option(name))
         old = next(iter(present.values(name)), None)
         if old == new:
             continue
         runs = f"runs with {old}, not {new}" if old is not None else "runs without it"
-        if name == "quantization" and (converted := present.conversion):
+        if not line:
+            runs = f"still runs with {old}, which is no longer set"
+        elif name == "quantization" and (converted := present.conversion):
             runs = f"is being converted {converted}, not to {new}"
         says = f"the engine {resident.name} {runs}; {ways}"
         problems.append(Problem(loaded.document.file, line, f"engine.{name}", says))

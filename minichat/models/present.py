@@ -50,6 +50,7 @@ class PresentOptions:
 
     resident: Resident
     started: Sequence[str]  # words
+    configured: Sequence[str]  # the names of those that were in config.toml
     tell: Callable[[str], None]  # called if the engine does not answer, so that the start counts
     # From which scheme to which one the weights are being converted, if the engine was asked and they are.
     # The second one is the present value of the option.
@@ -105,7 +106,7 @@ def present_options(resident: Resident, tell: Callable[[str], None]) -> PresentO
     record = resident.record
     if record is None or record.words is None or not resident.running() or resident.died():
         return None
-    return PresentOptions(resident, record.words, tell)
+    return PresentOptions(resident, record.words, record.configured, tell)
 
 
 def _converts(shot: "Snapshot") -> bool:

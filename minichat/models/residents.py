@@ -46,6 +46,7 @@ class Record:
     error: str = ""
     misused: bool = False  # the error is in its command line options
     words: Sequence[str] | None = None  # its options; None if an older minichat started it
+    configured: Sequence[str] = ()  # the names of those from config.toml
 
     def write(self, file: Path) -> None:
         """Write the record atomically."""
@@ -147,7 +148,7 @@ class Resident:
             return ""
         return f"the engine {self.name} has died: {record.error}"
 
-    def launch(self, words: Sequence[str]) -> bool:
+    def launch(self, words: Sequence[str], configured: Sequence[str] = ()) -> bool:
         """Start the engine, detached from this terminal; False if another process has just started it."""
         try:
             for folder in (self.folder, self.socket.parent):
@@ -159,12 +160,12 @@ class Resident:
             if not _locked(lock, fcntl.LOCK_EX):
                 return False
             self.file.unlink(missing_ok=True)
-            self._spawn(lock, words)
+            self._spawn(lock, words, configured)
         finally:
             os.close(lock)
         return True
 
-    def _spawn(self, lock: int, words: Sequence[str]) -> None:
+    def _spawn(self, lock: int, words: Sequence[str], configured: Sequence[str]) -> None:
         """Start the child, which inherits the lock and holds it for its lifetime."""
         from engine.host.launching import child_environment
 
@@ -174,7 +175,7 @@ class Resident:
         program = [sys.executable, "-P", "-m", "minichat.commands.resident"]
         with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             subprocess.Popen(
-                [*program, str(self.folder), self.name, *words],
+                [*program, str(self.folder), self.name, ",".join(configured), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -213,6 +214,7 @@ class Waiting:
 
     resident: Resident
     words: Sequence[str] | None  # of `serve`; None: do not start it
+    configured: Sequence[str] = ()  # the names of those from config.toml
 
     async def ensure(self, progress: Progress) -> None:
         resident, ours = self.resident, False
@@ -224,7 +226,7 @@ class Waiting:
                     raise _why_ended(resident)
                 if self.words is None:
                     raise EngineError(resident.absent())
-                ours = resident.launch(self.words)
+                ours = resident.launch(self.words, self.configured)
             record = resident.record
             if record is not None and record.state == "ready":
                 return

@@ -45,7 +45,7 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> st
         _COLORS.get(colors or "", "no colors"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]
-    room = snapshot.tokens_in(len(snapshot.blocks.refs))
+    room = snapshot.tokens_in(snapshot.usable_blocks)
     model = f"{snapshot.model} is running" + (
         f" in {count} replicas" if (count := len(snapshot.replicas)) else ""
     )

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,41 @@ def test_settings_that_a_running_engine_does_not_have_are_reported(run: Run, res
             f"minichat: {resident.goes_on}",
         ],
     )
+
+
+def test_settings_that_were_removed_are_reported(run: Run, resident: Resident) -> None:
+    record = resident.record
+    assert record is not None
+    words = [*(record.words or ()), "--blocks=64", "--max-context=512"]
+    record.changed(words=words, configured=["policy", "kv", "blocks"]).write(resident.file)
+    file, runs = locate().settings, "the engine main still runs with"
+    code, _, err = run("up", "--no-screen")  # policy is as by default, and max-context was typed
+    assert (code, err.splitlines()) == (
+        0,
+        [
+            f"minichat: {file}: engine.kv: {runs} fp8, which is no longer set; {AGAIN}",
+            f"minichat: {file}: engine.blocks: {runs} 64, which is no longer set; {AGAIN}",
+            f"minichat: {resident.goes_on}",
+        ],
+    )
+    assert "blocks" not in run("up", "--no-screen", "--blocks=64").err
+    file.write_text('[engine]\nkv = "fp8"\nblocks = 64\n')
+    assert run("up", "--no-screen").err == f"minichat: {resident.goes_on}\n"
+
+
+def test_a_start_notes_the_settings_that_it_uses(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    locate().settings.parent.mkdir(parents=True)
+    locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
+    monkeypatch.setattr(subprocess, "Popen", lambda given, **more: started.append(given))
+    started: list[list[str]] = []
+    assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
+    assert started[0][4:7] == [str(home_of(locate())), "main", "max_context,kv"]
+    assert "--kv=fp8" in started[0] and "--blocks=32" in started[0]
 
 
 def test_other_differences_are_not(run: Run, resident: Resident) -> None:

@@ -316,7 +316,7 @@ def test_a_server_prints_on_its_terminal_that_its_engine_died(
 def test_if_the_engine_cannot_start_up_returns_the_code_of_its_error(
     user: User, monkeypatch: pytest.MonkeyPatch, kind: type[EngineError], expected: int
 ) -> None:
-    def launch(resident: Resident, words: Sequence[str]) -> bool:
+    def launch(resident: Resident, words: Sequence[str], configured: Sequence[str]) -> bool:
         resident.folder.mkdir(parents=True)
         RecordWriter(resident, "pocket").failed(kind("unknown device 'toaster'"))
         return True

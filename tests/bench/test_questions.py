@@ -5,19 +5,23 @@ from dataclasses import replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from engine.api.config import EngineConfig
+from engine.api.snapshot import RankView
 from engine.start import start
 from minichat.bench.cases import CaseResult, Measurement
-from minichat.bench.questions import latency, quick, throughput
+from minichat.bench.harness import Bench
+from minichat.bench.questions import latency, memory, quick, throughput
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
 from minichat.commands.bench.arguments import PEERS, QUESTIONS
 from minichat.commands.bench.arguments import SHAPES as OFFERED
+from tests.app.conftest import snapshot
 from tests.bench.streaming import streaming_server
 from tests.models.tiny import CONFIG
 
@@ -185,3 +189,14 @@ def test_names_on_the_command_line_are_those_of_the_questions() -> None:
     assert files == set(QUESTIONS)
     assert set(OFFERED) == set(SHAPES)
     assert [each.name for each in import_module("minichat.bench.questions.peers").PEERS] == list(PEERS)
+
+
+def test_memory_of_a_shared_model_is_that_of_one_rank() -> None:
+    found: list[str] = []
+    bench = cast(
+        Bench, SimpleNamespace(note=lambda name, value, unit: found.append(f"{name} {value:g} {unit}"))
+    )
+    shot = replace(snapshot(), memory={"weights": 10_000_000, "cache": 20_000_000})
+    memory.note_memory(bench, shot)
+    memory.note_memory(bench, replace(shot, ranks=tuple(RankView(rank, "cpu", 1, 0) for rank in range(2))))
+    assert found == ["weights 10 MB", "cache 20 MB", "weights of one rank 10 MB", "cache of one rank 20 MB"]

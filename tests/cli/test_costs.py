@@ -78,7 +78,7 @@ def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
         "prompt 1 token, reply 5 tokens in 0.301 s; first token after 0.301 s"
     )
     assert str(ReplyCosts(3, 40, 2.0)) == "prompt 3 tokens, reply 40 tokens in 2.000 s"
-    assert str(ReplyCosts(3, 40, 2.0, replies=3)) == "prompt 3 tokens, 3 replies of 40 tokens in 2.000 s"
+    assert str(ReplyCosts(3, 40, 2.0, replies=3)) == "prompt 3 tokens, 40 tokens of 3 replies in 2.000 s"
 
 
 def test_a_plain_chat_shows_the_same_rate(

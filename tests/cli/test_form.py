@@ -27,7 +27,16 @@ class TestForm:
     def test_a_truncated_reply_is_reported(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
         assert (ran.code, ran.out) == (1, "aaaa\n")
-        assert "may be incomplete" in ran.err and ran.err.count("\n") == 1
+        assert "is incomplete" in ran.err and ran.err.count("\n") == 1
+
+    @pytest.mark.parametrize("more", [(), ("--n", 2)])
+    def test_a_truncated_reply_that_matches_is_one(
+        self, run: Run, model: Path, more: tuple[str | int, ...]
+    ) -> None:
+        words = ("--regex", "a{4}b{0,9}", "--max-tokens", 4, *more)
+        ran = run("generate", "--model", model, "--raw", *words, "the")
+        assert (ran.code, ran.err) == (0, "")
+        assert "aaaa" in ran.out
 
     @pytest.mark.parametrize("more", [(), ("--json",)])
     def test_truncated_replies_are_reported_by_their_numbers(
@@ -35,7 +44,7 @@ class TestForm:
     ) -> None:
         words = ("--regex", "a{9}", "--max-tokens", 4, "--n", 2, *more)
         ran = run("generate", "--model", model, "--raw", *words, "the")
-        lines = [f"minichat: reply {n} was cut off after 4 tokens and may be incomplete" for n in (1, 2)]
+        lines = [f"minichat: reply {n} was cut off after 4 tokens and is incomplete" for n in (1, 2)]
         assert (ran.code, ran.err.splitlines()) == (1, lines)
         assert "aaaa" in ran.out
 

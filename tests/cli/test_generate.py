@@ -134,7 +134,7 @@ class TestReply:
             result.err,
         )
         several = run(*words, "--verbose", "--n", 2)
-        assert re.match(r"minichat: prompt 1 token, 2 replies of 10 tokens in [\d.]+ s\n", several.err)
+        assert re.match(r"minichat: prompt 1 token, 10 tokens of 2 replies in [\d.]+ s\n", several.err)
 
     def test_a_reply_truncated_by_the_context_is_reported(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--max-context", 8, "the")

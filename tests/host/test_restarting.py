@@ -48,6 +48,8 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
     host.subscribe(events.append)
     lost = host.submit([7, 8, 9], ENDLESS)
     assert lost.accepted.result(10).id == 0
+    assert becomes(lambda: host.snapshot().iteration_tokens.total >= 3)
+    counted = [host.snapshot().iteration_tokens]
     kill(host)
     with pytest.raises(ReplyFailed, match="killed by SIGKILL"):
         lost.result()
@@ -56,9 +58,11 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
     with pytest.raises(EngineDead, match="it is being restarted"):
         host.submit([7], SHORT).result()
     assert host.count("hello") > 0, "text functions need no engine"
+    counted.append(host.snapshot().iteration_tokens)
     may_start.set()
     assert becomes(lambda: host.snapshot().state == "ready")
     assert host.count("hello") > 0
+    counted.append(host.snapshot().iteration_tokens)
 
     died, back = (each.message for each in caplog.records)
     assert died.startswith("replica 3: the engine's process was killed by SIGKILL")
@@ -66,6 +70,9 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
     again = host.submit([7, 8, 9], ENDLESS)
     assert again.accepted.result(10).id == 2**32, "no request number comes twice"
     assert len(host.submit([7], SHORT).result().tokens) == 2
+    counted.append(host.snapshot().iteration_tokens)
+    assert [each.total for each in counted[1:3]] == [counted[0].total] * 2, "what has ended stays counted"
+    assert counted[3].total >= counted[0].total + 5 and sum(counted[3].counts) > sum(counted[0].counts)
     kill(host)  # once more than restarts allow
     with pytest.raises(ReplyFailed):
         again.result()

@@ -67,7 +67,7 @@ class AdapterBank:
 
     @property
     def nbytes(self) -> int:
-        return self._loaded.nbytes
+        return self._loaded.nbytes if "_loaded" in vars(self) else 0  # not every model can have some
 
     @property
     def layout(self) -> Hashable:

@@ -83,7 +83,7 @@ class Metrics:
         self.longest = made("request_max_num_generation_tokens", "Tokens of the longest reply.", _TOKENS)
         self._n = made("request_params_n", "Replies that a request asked for.", _REPLIES)
         self._max_tokens = made("request_params_max_tokens", "max_tokens, where it was given.", _TOKENS)
-        self._preempted = made("request_num_preemptions", "Preemptions of a request.", _PREEMPTIONS)
+        self._preempted = made("request_num_preemptions", "Preemptions of a reply or a search.", _PREEMPTIONS)
         self.close = host.subscribe(self._on_event)
 
     def _histogram(self, name: str, about: str, bounds: Sequence[float]) -> Histogram:
@@ -186,10 +186,11 @@ class Metrics:
         page.counter("prompt_tokens_cached_total", "Those of them that were cached.", hits)
         page.split("counter", "prompt_tokens_by_source_total", "The same, by source.", "source", by_source)
         page.counter("generation_tokens_total", "Tokens generated for replies.", self.generated)
-        page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", prompts)
+        about = "Prompt tokens of admitted requests, also of those that may take none from the cache."
+        page.counter("prefix_cache_queries_total", about, prompts)
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         page.counter("num_preemptions_total", "Preemptions.", self._preemptions)
-        page.split("counter", "request_success_total", "Finished requests.", "finished_reason", ends)
+        page.split("counter", "request_success_total", "Ended replies.", "finished_reason", ends)
         page.split("counter", "admission_rejections_total", "Refused requests.", "reason", rejections)
         if shot.iteration_tokens.counts:
             page.histogram("iteration_tokens_total", "Tokens of a step.", shot.iteration_tokens)
@@ -210,10 +211,11 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
     changing = shot.change is not None and not shot.change.over
     deferred = shot.loading + (shot.waiting if changing else 0)
     reasons = {"capacity": shot.queued - deferred, "deferred": deferred}
-    page.gauge("num_requests_running", "Requests in the running batch.", shot.running)
+    about = "Rows of the running batch: replies, and the hypotheses of searches."
+    page.gauge("num_requests_running", about, shot.running)
     page.gauge("num_requests_waiting", "Requests in the queue.", shot.queued)
     page.split("gauge", "num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
-    usage = shot.blocks.in_use / max(1, shot.blocks.size)
+    usage = shot.blocks.in_use / max(1, shot.usable_blocks)
     page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)
     page.gauge(
         "cache_config_info",

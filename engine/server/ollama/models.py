@@ -50,7 +50,7 @@ async def running(request: Request) -> dict[str, Any]:
     state = state_of(request)
     shot = await state.engine.snapshot()
     record = _record(state, shot)
-    record["size"] = shot.memory.get("weights", 0)  # of all replicas
+    record["size"] = _weights(shot)
     in_vram = 0 if shot.on_cpu else record["size"]
     record |= {"expires_at": _NEVER, "size_vram": in_vram, "context_length": shot.max_context}
     return {"models": [_named(name) | record for name in await state.served_names()]}
@@ -87,6 +87,12 @@ async def adapter_named(state: ServerState, requested: str) -> str:
     return state.adapter_of(names.get(_tagged(requested)) or await state.served_name(requested))
 
 
+def _weights(shot: Snapshot) -> int:
+    """Bytes of the weights in all replicas. Ranks that share a model have about as many each."""
+    ranks = max(1, len(shot.ranks) // max(1, len(shot.replicas)))
+    return ranks * shot.memory.get("weights", 0)
+
+
 def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -102,7 +108,7 @@ def _named(name: str) -> dict[str, Any]:
 def _record(state: ServerState, shot: Snapshot) -> dict[str, Any]:
     return {
         "modified_at": utc(state.started),
-        "size": shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
+        "size": _weights(shot) // max(1, sum(each.runs for each in shot.replicas)),
         "digest": sha256(shot.model.encode()).hexdigest(),  # the same for all names of a model
         "details": _details(shot),
     }

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from engine.api.errors import RequestTooLong
 from engine.api.events import Delta
 from engine.api.request import Finish
 from engine.host.prompts import ChatPrompt
 from engine.server.http.bodies import off_loop
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, renamed
 from engine.server.http.sse import encoded, quoted
 from engine.server.message_writer import MessagePart, MessageWriter
 from engine.server.messages import template_messages
@@ -48,6 +49,17 @@ async def chat(request: Request) -> Response:
     logprobs = _logprobs(body)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
+    try:
+        return await _answered(request, state, body, logprobs)
+    except RequestTooLong as error:
+        if body.max_completion_tokens is None:
+            raise
+        raise renamed(error, {**ChatRoute.names, "max_tokens": "max_completion_tokens"}) from None
+
+
+async def _answered(
+    request: Request, state: ServerState, body: ChatRequest, logprobs: int | None
+) -> Response:
     ready = await prepared(request, state, body)
     most = body.max_completion_tokens or body.max_tokens
     return await answer(

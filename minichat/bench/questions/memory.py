@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from engine.api.snapshot import Snapshot
 from engine.serving.engine import Engine
 from minichat.bench.cases import Case
 from minichat.bench.harness import Bench
@@ -32,13 +33,22 @@ def _model(setup: Setup, bench: Bench) -> None:
     with setup.served() as engine:
         shot = engine.snapshot()
         _peak_blocks(setup, engine)
-    memory, tokens = shot.memory, shot.tokens_in(shot.blocks.size)
-    bench.note("weights", memory["weights"] / 1e6, "MB")
-    bench.note("cache", memory["cache"] / 1e6, "MB")
-    bench.note("cache of a token", memory["cache"] / tokens / 1e3, "kB")
+    note_memory(bench, shot)
+    tokens = shot.tokens_in(shot.blocks.size)
+    bench.note(f"cache of a token{_of(shot)}", shot.memory["cache"] / tokens / 1e3, "kB")
     bench.note("peak of this process", _peak() / 1e6, "MB")
     if setup.gpu:
         bench.note("peak on the GPU", torch.cuda.max_memory_reserved() / 1e6, "MB")
+
+
+def note_memory(bench: Bench, shot: Snapshot) -> None:
+    """Note the sizes of weights and cache; those of a shared model are known of one rank."""
+    for name in ("weights", "cache"):
+        bench.note(f"{name}{_of(shot)}", shot.memory[name] / 1e6, "MB")
+
+
+def _of(shot: Snapshot) -> str:
+    return " of one rank" if shot.ranks else ""
 
 
 def _peak() -> float:

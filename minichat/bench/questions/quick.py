@@ -15,6 +15,7 @@ from engine.serving.engine import Engine
 from minichat.bench.cases import Case, CaseResult
 from minichat.bench.harness import Bench, Figure
 from minichat.bench.machine import machine
+from minichat.bench.questions.memory import note_memory
 from minichat.bench.record import CaseFile
 from minichat.bench.report import digits, shown
 from minichat.bench.setup import Setup
@@ -86,9 +87,8 @@ def _mixed(setup: Setup, bench: Bench) -> None:
 
 def _memory(setup: Setup, bench: Bench) -> None:
     with setup.served() as engine:
-        memory = engine.snapshot().memory
-    bench.note("weights", memory["weights"] / 1e6, "MB")
-    bench.note("cache", memory["cache"] / 1e6, "MB")
+        shot = engine.snapshot()
+    note_memory(bench, shot)
 
 
 class _Shaped:

@@ -11,7 +11,7 @@ from minichat.models.welcome import is_dry
 from minichat.plural import plural
 from minichat.ui.marks import Marks
 from minichat.ui.monitor.cells import State, states
-from minichat.ui.monitor.figures import one_rank
+from minichat.ui.monitor.figures import whose_memory
 
 LABEL = 13  # cells
 _BAR = 20  # cells of the progress bar
@@ -19,6 +19,7 @@ _PURPOSES = {
     "weights": "weights",
     "cache": "KV cache",
     "draft": "draft",
+    "adapters": "adapters",
     "host_cache": "host cache",
     "workspace": "workspace",
     "device_free": "free",
@@ -42,7 +43,7 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         *weights,
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", f"{shot.device}, {len(shot.ranks)} ranks" if shot.ranks else shot.device, None),
-        *([("sizes", f"of {whose}", None)] if (whose := one_rank(shot)) else []),
+        *([("sizes", f"of {whose}", None)] if (whose := whose_memory(shot)) else []),
     )
 
 
@@ -134,7 +135,7 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
         return (Content.styled(f"{of} as {name}", "bold"), Content.styled(target.why_not, "$text-muted"))
     form = "not quantized" if name == "none" else f"as {name}"
     title = Content.styled(f"memory {'now,' if name == present else 'with'} {of} {form}", "bold")
-    blocks = len(shot.blocks.refs)
+    blocks = shot.usable_blocks
     blocks_then = target.blocks or blocks
     weights = weights_then = next((each.nbytes for each in of_weights if each.name == shot.quantization), 0)
     cache = shot.memory.get("cache", 0)
@@ -172,9 +173,10 @@ def memory(found: dict[str, int]) -> tuple[Row, ...]:
 
 def room(shot: Snapshot) -> tuple[Row, ...]:
     """Blocks as the monitor counts them, and the tokens they hold."""
-    blocks, count = shot.blocks, len(shot.blocks.refs)
+    blocks, count = shot.blocks, shot.usable_blocks
     counts = np.bincount(states(blocks), minlength=len(State)).tolist()
     free, cached, dropped = (counts[state] for state in (State.FREE, State.CACHED, State.DROPPED))
+    free -= len(blocks.refs) - count  # of replicas that do not run
     rows: list[Row] = [
         ("blocks", f"{count:,} of {shot.block_size} tokens", None),
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),

@@ -127,16 +127,23 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
             if speed.experts
             else "the embedding is only looked up"
         )
-        whole = f"(of {held} {'on a rank' if speed.ranks else 'in all'}: {rest})"
+        where = "on a rank" if speed.ranks else "in a replica" if speed.fleet else "in all"
+        whole = f"(of {held} {where}: {rest})"
         lines.append(Content.assemble(" " * _LABEL, (whole, "$text-muted")))
+    if speed.states:
+        states = f"{size(speed.states)} of recurrent states, read and written"
+        lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {per_second(speed.steps)} steps/s"
+    if speed.replicas > 1:
+        rows += f" in {speed.replicas} replicas"
     lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))
     if speed.drafts:
         lines.append(Content.assemble(" " * _LABEL, (_DRAFTS, "$text-muted")))
     if speed.traffic:
-        sent = f"{speed.joining:.0%} of the time; each of {speed.ranks} ranks sends {size(speed.traffic)}/s"
+        each = f"{speed.ranks} ranks send {size(speed.traffic)}/s each on average"
+        sent = f"{speed.joining:.0%} of the time; {each}"
         lines.append(Content.assemble(("exchanges".ljust(_LABEL), "$text-muted"), sent))
     return Content("\n").join(lines)
 

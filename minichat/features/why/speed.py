@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, StepSplit, StepTimes
 from engine.api.speeds import Speeds
-from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.figures import duration, running_replicas
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
@@ -44,15 +44,18 @@ class Speed:
     held: int  # bytes of all weights; 0: unknown
     experts: bool  # whether a step may leave some of them out
     cache: int
+    states: int  # bytes of recurrent states, read and written
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
     drafts: bool = False  # whether steps draft with a model or its first layers, which is not counted
-    ranks: int = 0  # that share the model
+    ranks: int = 0  # that share the model, in each replica
+    replicas: int = 1  # that run; all figures but the steps are of one of them
+    fleet: bool = False
     stepped: bool = False  # whether some have ended in the last second
     requests: bool = False  # whether there are some
     joining: float = 0.0  # the share of the time that they spend in exchanges
-    traffic: float = 0.0  # bytes per second that each sends to the others
+    traffic: float = 0.0  # bytes per second that one sends to the others, on average
 
     @property
     def idle(self) -> bool:
@@ -68,18 +71,23 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     products = _products(shot)
     attention = shot.reads.of_attention(rates.pairs) if products else 0.0
     operations = products + attention
-    memory = Use(weights + cache, (weights + cache) / seconds, speeds.read if speeds else 0.0)
+    running = max(1, running_replicas(shot))
+    states = round(shot.reads.states * rates.batch)
+    parts = {"weights": weights, "KV cache": cache, "states": states}
+    moved = sum(parts.values())
+    memory = Use(moved, moved / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
     return Speed(
-        sentence=_sentence(shot, speeds, memory, arithmetic, weights >= cache, attention),
+        sentence=_sentence(shot, speeds, memory, arithmetic, max(parts, key=parts.__getitem__), attention),
         times=times,
         rows=rates.batch,
         tokens=rates.step_tokens,
         steps=shot.pace or rates.steps,  # an older engine reports no pace
         weights=weights,
-        held=shot.memory.get("weights", 0) // max(1, len(shot.replicas)),
+        held=shot.memory.get("weights", 0) // running,
         experts=bool(shot.reads.experts),
         cache=cache,
+        states=states,
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
@@ -88,12 +96,19 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
             for request in shot.requests
             if (each := request.speculation) is not None
         ),
-        ranks=len(shot.ranks),
+        ranks=_ranks(shot),
+        replicas=running,
+        fleet=bool(shot.replicas),
         stepped=bool(rates.steps),
         requests=bool(shot.requests),
         joining=shot.joining,
         traffic=shot.traffic,
     )
+
+
+def _ranks(shot: Snapshot) -> int:
+    """The ranks of a replica."""
+    return len(shot.ranks) // max(1, len(shot.replicas))
 
 
 def _products(shot: Snapshot) -> float:
@@ -121,7 +136,7 @@ def _sentence(
     speeds: Speeds | None,
     memory: Use,
     arithmetic: Use,
-    weights_first: bool,
+    largest: str,
     attention: float,
 ) -> str:
     if not shot.rates.steps and shot.requests:
@@ -137,7 +152,7 @@ def _sentence(
         or _stage_bound(shot, chats)
         or _faster_alone(shot, memory, arithmetic)
         or _exchange_bound(shot)
-        or _memory_bound(rows, chats, memory, arithmetic, weights_first)
+        or _memory_bound(rows, chats, memory, arithmetic, largest)
         or _compute_bound(shot, rows, chats, arithmetic)
         or _far_from_limits(shot, chats, memory, arithmetic, attention)
     )
@@ -174,17 +189,18 @@ def _exchange_bound(shot: Snapshot) -> str:
     if shot.joining < _HELD:
         return ""
     return (
-        f"Limited by the exchanges of {len(shot.ranks)} ranks: these take {shot.joining:.0%} of a step, "
+        f"Limited by the exchanges of {_ranks(shot)} ranks: these take {shot.joining:.0%} of a step, "
         "with the wait for the slower one; fewer ranks may be faster."
     )
 
 
-def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, weights_first: bool) -> str:
+def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, largest: str) -> str:
     if memory.share < max(_HELD, arithmetic.share):
         return ""
     use = f"{chats} use{'s' * (rows == 1)} {memory.share:.0%} of the memory bandwidth"
-    if not weights_first:
-        return f"Memory-bound (KV cache): {use}; fewer or shorter chats are faster."
+    if largest != "weights":
+        fewer = "fewer" if largest == "states" else "fewer or shorter"
+        return f"Memory-bound ({largest}): {use}; {fewer} chats are faster."
     return f"Memory-bound (weights): {use}; {_room(rows, memory, arithmetic)}."
 
 
@@ -224,7 +240,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
     """Whether one device would do what the other ranks do in less time than the exchanges take. Work that
     does not fill the device takes about as long for all ranks' parts as for one's.
     """
-    ranks = len(shot.ranks)
+    ranks = _ranks(shot)
     if ranks < 2 or shot.bubbles or _reads_prompts(shot):
         return ""
     exchanges = shot.joining * shot.step_times.total

@@ -58,7 +58,7 @@ class EngineLine(Widget):
         out = phases["preempted"] + phases["swapped"]
         self.facts = EngineSummary(
             used=snapshot.blocks.in_use,
-            size=len(snapshot.blocks.refs),
+            size=snapshot.usable_blocks,
             waiting=max(phases["waiting"], snapshot.waiting - out),
             prefill=phases["prefill"],
             decode=phases["decode"],

@@ -53,10 +53,20 @@ def size(count: float) -> str:
     return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
 
 
-def one_rank(shot: Snapshot) -> str:
-    """Whose memory the figures of a shared model are: "one rank", in a fleet "one rank each"; else empty."""
-    each = " each" if len(shot.replicas) > 1 else ""
-    return f"one rank{each}" if shot.ranks else ""
+def whose_memory(shot: Snapshot) -> str:
+    """Whose memory the figures are, if not of one process: "one rank", "2 replicas", "1 of 2 replicas", or
+    in a fleet of shared models "one rank per replica", which is a sum.
+    """
+    replicas, running = len(shot.replicas), running_replicas(shot)
+    if shot.ranks:
+        return "one rank per replica" if replicas > 1 else "one rank"
+    some = f"{running} of " if running < replicas else ""
+    return f"{some}{replicas} replicas" if replicas > 1 else ""
+
+
+def running_replicas(shot: Snapshot) -> int:
+    """0 without a fleet."""
+    return sum(each.runs for each in shot.replicas)
 
 
 def request_name(id: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 from engine.api.snapshot import Quantiles, Snapshot, StepTimes
-from minichat.ui.monitor.figures import duration, one_rank, size
+from minichat.ui.monitor.figures import duration, size, whose_memory
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
@@ -19,6 +19,7 @@ _MEMORY = {
     "host_cache": "host",
     "device_free": "free",
     "draft": "draft",
+    "adapters": "adapters",
 }  # the last ones are left out where there is no room
 
 
@@ -59,7 +60,7 @@ class Latency(Pane):
             _quantiles("next token", shot.itl),
             self._bar(times, width),
             _parts(times, self.signs.parts, width),
-            _memory(shot.memory, f"{whose}: " if (whose := one_rank(shot)) else "", width),
+            _memory(shot.memory, f"{whose}: " if (whose := whose_memory(shot)) else "", width),
         )
 
     def _bar(self, times: StepTimes, width: int) -> Row:

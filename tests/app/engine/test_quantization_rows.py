@@ -70,7 +70,9 @@ def test_sizes_of_a_shared_model_are_those_of_one_rank() -> None:
     assert (rows["runs on"], rows["sizes"]) == ("cpu, 2 ranks", "of one rank")
     replicas = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 8, 0, 0) for number in range(2))
     rows = {row[0]: row[1] for row in scheme(replace(snapshot(), ranks=ranks, replicas=replicas))}
-    assert rows["sizes"] == "of one rank each"
+    assert rows["sizes"] == "of one rank per replica"
+    rows = {row[0]: row[1] for row in scheme(replace(snapshot(), replicas=replicas))}
+    assert rows["sizes"] == "of 2 replicas"
 
 
 def test_a_dry_run_has_neither_weights_nor_a_device() -> None:
@@ -98,3 +100,17 @@ async def test_no_text_is_wrapped_before_the_drawer_has_a_width(
         await it.pilot.press("f4")
         await it.until(lambda: "it needs a GPU" in it.screen_text())
     assert widths and min(widths) > 10
+
+
+def test_a_stopped_replica_has_no_room() -> None:
+    whole = snapshot()
+    half = len(whole.blocks.refs) // 2
+    replicas = tuple(
+        ReplicaView(number, state, "", "cpu", 0, 0, half, 0, 0)
+        for number, state in enumerate(("ready", "stopped"))
+    )
+    both, one = (dict(row[:2] for row in room(each)) for each in (whole, replace(whole, replicas=replicas)))
+    tokens = whole.tokens_in(half)
+    assert one["blocks"] == f"{half:,} of {whole.block_size} tokens"
+    assert (one["tokens"], one["in use"]) == (f"{tokens:,} total", both["in use"])
+    assert int(one["free"].replace(",", "")) == int(both["free"].replace(",", "")) - half

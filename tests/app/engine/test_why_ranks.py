@@ -2,10 +2,11 @@
 
 import pytest
 
-from engine.api.snapshot import RankView, StepTimes
+from engine.api.snapshot import RankView, ReplicaView, StepTimes
 from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
+from minichat.ui.monitor.figures import whose_memory
 from minichat.ui.monitor.pane import ASCII
 from tests.app.engine.test_why import SPEEDS, shot
 
@@ -89,5 +90,31 @@ def test_what_ranks_send_is_shown() -> None:
     both = shot(StepTimes(launch=0.0125), ranks=ranks, memory={"weights": 150_000_000})
     text = described(explain(both, SPEEDS), 72, ASCII).plain
     assert "(of 150 MB on a rank: the embedding is only looked up)" in text
-    assert text.endswith("exchanges   10% of the time; each of 2 ranks sends 1.5 GB/s")
+    assert text.endswith("exchanges   10% of the time; 2 ranks send 1.5 GB/s each on average")
     assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
+
+
+REPLICAS = tuple(ReplicaView(number, "ready", "", "cpu", 1, 0, 8, 0, 0) for number in range(2))
+
+
+def test_a_fleet_says_which_figures_are_of_one_replica() -> None:
+    fleet = shot(StepTimes(launch=0.0125), replicas=REPLICAS, memory={"weights": 300_000_000})
+    text = described(explain(fleet, SPEEDS), 72, ASCII).plain
+    assert "(of 150 MB in a replica: the embedding is only looked up)" in text
+    assert "steps/s in 2 replicas" in text
+    assert "replica" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
+
+
+def test_ranks_are_counted_in_their_replica() -> None:
+    ranks = tuple(RankView(n, "cpu", n, 0, joining=0.9, traffic=1e9) for n in (0, 1, 0, 1))
+    found = explain(shot(StepTimes(launch=0.0125), ranks=ranks, replicas=REPLICAS), SPEEDS)
+    assert found.sentence.startswith("Limited by the exchanges of 2 ranks: these take 11 ms of a step")
+    assert "2 ranks send 1.0 GB/s each on average" in described(found, 72, ASCII).plain
+
+
+@pytest.mark.parametrize("states", [("ready", "stopped"), ("dead", "no answer"), ("draining", "restarting")])
+def test_only_replicas_that_run_have_memory(states: tuple[str, str]) -> None:
+    replicas = tuple(each._replace(state=state) for each, state in zip(REPLICAS, states, strict=True))
+    fleet = shot(StepTimes(launch=0.0125), replicas=replicas, memory={"weights": 150_000_000})
+    assert "(of 150 MB in a replica: " in described(explain(fleet, SPEEDS), 72, ASCII).plain
+    assert whose_memory(fleet) == "1 of 2 replicas"

@@ -61,3 +61,16 @@ def test_drafts_of_a_model_are_said_not_to_be_counted() -> None:
         text = described(explain(some, SPEEDS), 90, ASCII).plain
         assert ("without what drafting reads and computes" in text) is said
     assert "drafting" not in described(explain(plain, SPEEDS), 90, ASCII).plain
+
+
+def test_recurrent_states_take_memory_bandwidth() -> None:
+    """32 MB of them per row."""
+    reads = Reads(100_000_000, ((0, 1000),), states=32_000_000)
+    found = explain(shot(StepTimes(launch=0.04), rows=4, reads=reads), SPEEDS)
+    assert found.states == 4 * 32_000_000
+    assert found.memory.amount == 100_000_000 + 4 * 1007 * 1000 + 4 * 32_000_000
+    assert found.sentence == (
+        "Memory-bound (states): 4 rows use 58% of the memory bandwidth; fewer chats are faster."
+    )
+    assert "128 MB of recurrent states, read and written" in described(found, 72, ASCII).plain
+    assert "states" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain

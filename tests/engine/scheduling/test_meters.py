@@ -140,3 +140,11 @@ def test_what_steps_attend_to_is_a_mean_over_all_of_them() -> None:
     assert rates.contexts == ((0, (100 + 24 + 101 + 5) / 2), (8, (8 + 11 + 8 + 5) / 2))
     assert rates.pairs == ((0, (100 + 21 + 22 + 23 + 24 + 101 + 5) / 2), (8, (8 + 4 * 8 + 8 + 5) / 2))
     assert Meters().rates(10.2).contexts == ()
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 1), (0, 7), (0, 20), (5, 9), (8, 3), (30, 4)])
+def test_the_first_tokens_of_a_prompt_see_less_than_the_window(start: int, length: int) -> None:
+    meters, step = Meters((8,)), Rows.of([StepRow(0, 0, start, length, True)])
+    meters.step(10.0, Step(0, step, np.zeros(length, np.int64), length), 0, (0.0, 0.1, 0.0, 0.0))
+    seen = sum(min(position, 8) for position in range(start + 1, start + length + 1))
+    assert meters.rates(10.0).pairs == ((8, seen),)

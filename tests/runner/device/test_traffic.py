@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from engine.api.cache_spec import LayerSpec
+from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
 from engine.api.speeds import Reads
 from engine.execution import traffic
 from engine.execution.traffic import measure, weights_read
@@ -68,6 +68,16 @@ def test_the_cache_is_read_up_to_the_window() -> None:
     assert reads.of_cache([(0, 100.0), (10, 14.0)]) == 100 * 64 + 14 * 128
     assert reads.attention == ((0, 2 * 4 * 16), (10, 2 * 2 * 4 * 16))
     assert reads.of_attention([(0, 100.0), (10, 14.0)]) == 100 * 128 + 14 * 256
+    assert store.state_traffic() == 0
+
+
+def test_recurrent_states_are_read_and_written() -> None:
+    state = StateSpec(heads=3, key_heads=1, key_dim=8, value_dim=4, taps=3)
+    store = KVStore(
+        [CacheSpec.of_state(state)] * 2, blocks=1, block_size=16, host_blocks=0, dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    assert store.state_traffic() == 2 * 2 * 4 * (3 * 8 * 4 + 2 * (2 * 8 + 3 * 4))
 
 
 def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:

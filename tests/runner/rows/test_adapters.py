@@ -168,13 +168,15 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
     run_to(engine, adapted, 3)
     [view] = engine.snapshot().adapters
     assert (view.name, view.rank, view.source, view.requests) == ("a", 4, "a", 1)
+    assert engine.snapshot().memory["adapters"] == view.nbytes > 0
     with pytest.raises(BadInput, match="'a' is used by a request; wait for it, or end it"):
         engine.drop_adapter("a")
     drain(engine)
     assert plain.tokens == alone(world.base, PROMPT, LOGPROBS).tokens
     assert adapted.tokens == alone(world.merged["a"], PROMPT, LOGPROBS).tokens
     engine.drop_adapter("a")
-    assert engine.snapshot().adapters == () and engine.runner.adapters.nbytes == 0
+    after = engine.snapshot()
+    assert after.adapters == () and "adapters" not in after.memory and engine.runner.adapters.nbytes == 0
     assert [(each.name, each.loaded) for each in seen] == [("a", True), ("a", False)]
     with pytest.raises(UnknownAdapter, match="no adapter 'a' is loaded; none is"):
         submit(engine, "a")

@@ -1,23 +1,39 @@
-"""Ollama's lists of models, on a fleet."""
+"""Ollama's lists of models, on a fleet and on ranks that share the model."""
 
 from dataclasses import replace
 
 import pytest
 
-from engine.api.snapshot import ReplicaView, Snapshot
+from engine.api.snapshot import RankView, ReplicaView, Snapshot
 from tests.server.conftest import dry, serving
 
 
-def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model is as large as in one replica; what is loaded is that of all, and on CPUs not on a GPU."""
-    two = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 8, 0, 0) for number in (0, 1))
+@pytest.mark.parametrize(
+    ("states", "ranks", "weights", "sizes"),
+    [
+        (("ready", "ready"), 0, 20, (10, 20)),
+        (("ready", "stopped"), 0, 10, (10, 10)),
+        (("ready", "ready"), 4, 10, (10, 20)),
+        ((), 2, 5, (10, 10)),
+    ],
+)
+def test_sizes(
+    monkeypatch: pytest.MonkeyPatch, states: tuple[str, ...], ranks: int, weights: int, sizes: tuple[int, int]
+) -> None:
+    """A model is as large as in one replica, with all its ranks; what is loaded is that of all replicas, and
+    on CPUs not on a GPU. A snapshot has the weights of a rank of each replica that runs.
+    """
+    views = tuple(ReplicaView(number, state, "", "cpu", 0, 0, 8, 0, 0) for number, state in enumerate(states))
+    shared = tuple(RankView(number, "cpu", 1, 0) for number in range(ranks))
     with serving(dry()) as served, served.client() as client:
-        shot = replace(served.host.snapshot(), replicas=two, device="2 x cpu", memory={"weights": 20})
+        shot = replace(
+            served.host.snapshot(), replicas=views, ranks=shared, device="cpu", memory={"weights": weights}
+        )
 
         async def snapshot() -> Snapshot:
             return shot
 
         monkeypatch.setattr(served.state.engine, "snapshot", snapshot)
-        assert client.get("/api/tags").json()["models"][0]["size"] == 10
+        whole = client.get("/api/tags").json()["models"][0]["size"]
         loaded = client.get("/api/ps").json()["models"][0]
-        assert (loaded["size"], loaded["size_vram"]) == (20, 0)
+        assert ((whole, loaded["size"]), loaded["size_vram"]) == (sizes, 0)

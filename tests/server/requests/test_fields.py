@@ -132,6 +132,7 @@ def test_a_completion_field_is_refused_by_its_name(
         ({"suffix": "x"}, "suffix is not a known or supported field"),
         ({"max_tokens": True}, "max_tokens: input should be a valid integer, got true"),
         ({"prompt": False}, "prompt: input should be a valid string or a valid list, got false"),
+        ({"early_stopping": "x"}, "early_stopping: input should be a valid boolean or 'never', got 'x'"),
     ],
 )
 def test_a_bad_union_field_is_refused_as_the_type_it_resembles(

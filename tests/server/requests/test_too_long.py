@@ -53,9 +53,23 @@ def test_other_apis(small: httpx.Client, route: str, body: dict[str, Any]) -> No
     assert message.endswith("takes 63. Shorten the prompt")
 
 
-def test_a_long_reply_is_blamed_on_the_clients_name_for_it(small: httpx.Client) -> None:
-    error = small.post("/v1/responses", json={"input": "word " * 20, "max_output_tokens": 60}).json()["error"]
-    assert "lower max_output_tokens to " in error["message"]
+@pytest.mark.parametrize(
+    ("route", "field", "body"),
+    [
+        ("/v1/responses", "max_output_tokens", {"input": "word " * 20}),
+        ("/v1/chat/completions", "max_completion_tokens", {"messages": user("word")}),
+        ("/v1/chat/completions", "max_tokens", {"messages": user("word")}),
+        ("/v1/completions", "max_tokens", {"prompt": "word " * 20}),
+        (REPLIES, "max_tokens", {"prompt": "word " * 20}),
+    ],
+)
+def test_a_long_reply_is_blamed_on_the_clients_name_for_it(
+    small: httpx.Client, route: str, field: str, body: dict[str, Any]
+) -> None:
+    most = {"params": {field: 60}} if route == REPLIES else {field: 60}
+    error = small.post(route, json={**body, **most}).json()["error"]
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert f"lower {field} to " in error["message"]
 
 
 def test_a_screen_of_its_own_reads_how_the_engine_takes_more(small: httpx.Client) -> None:

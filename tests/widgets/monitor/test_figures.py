@@ -230,7 +230,9 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
             replicas=tuple(ReplicaView(each, "ready", "", "cpu", 0, 0, 8, 0, 0) for each in (0, 1)),
         )
         latency.update_from(replace(fleet, memory={"weights": 100_000_000}), OWNERS)
-        assert lines(latency)[5].rstrip() == " one rank each: weights 100 MB"
+        assert lines(latency)[5].rstrip() == " one rank per replica: weights 100 MB"
+        latency.update_from(replace(fleet, ranks=(), memory={"weights": 100_000_000}), OWNERS)
+        assert lines(latency)[5].rstrip() == " 2 replicas: weights 100 MB"
 
 
 def words(line: EngineLine) -> str:

@@ -1,0 +1,24 @@
+"""Gauges of a fleet."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.api.snapshot import ReplicaView
+from tests.server.conftest import dry, serving
+from tests.server.exposition import families
+
+
+@pytest.mark.parametrize(
+    ("states", "usage"),
+    [(("ready", "draining"), 0.125), (("ready", "stopped"), 0.25), (("dead", "restarting"), 0.125)],
+)
+def test_only_replicas_that_run_have_room(states: tuple[str, ...], usage: float) -> None:
+    with serving(dry(blocks=64)) as served:
+        shot, text = served.host.snapshot(), served.state.metrics.text
+        replicas = tuple(
+            ReplicaView(number, state, "", "cpu", 0, 0, 32, 0, 0) for number, state in enumerate(states)
+        )
+        busy = replace(shot, replicas=replicas, blocks=replace(shot.blocks, size=64, in_use=8))
+        found = families(text(busy))
+    assert found["minichat:kv_cache_usage_perc"].value() == usage
