@@ -191,6 +191,23 @@ async def test_from_the_monitor_its_keys_are_reached_through_the_prompt(bench: C
 
 
 @run
+async def test_escape_does_what_the_bottom_line_says_and_keeps_the_tour(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter", "enter")
+        await it.until(lambda: len(it.replies) == 1 and "Esc stop" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.replies[0].finished)
+        await it.pilot.press("f2", "shift+tab")
+        await it.until(lambda: "Esc chat" in it.screen_text())
+        assert it.main.query_one(TourPanel).has_focus
+        await it.pilot.press("escape")
+        await it.until(lambda: "1 KV map" not in it.screen_text())
+        assert it.app.return_code is None
+        assert "A reply  2/8" in it.screen_text()
+
+
+@run
 async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
     async with bench((120, 40), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
