@@ -205,6 +205,8 @@ class MonitorPanel(Widget):
 
     def action_window(self) -> None:
         self.rates.next_window()
+        if not self.rates.display or self.rates.useful_lines is not None:  # no graph shows it
+            self.notify(f"The graphs will show {self.rates.window}", timeout=2)
 
     def action_order(self) -> None:
         self.kvmap.next_order()

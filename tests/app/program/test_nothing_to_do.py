@@ -33,6 +33,7 @@ async def test_in_a_chat(bench: Callable[..., Any], key: str, notice: str) -> No
         ("x", "There is no request to abort"),
         ("P", "There is no request to preempt"),
         ("r", "The engine has no other replica"),
+        ("t", "The graphs will show 2 min"),
     ],
 )
 async def test_in_the_monitor(bench: Callable[..., Any], key: str, notice: str) -> None:
@@ -48,4 +49,15 @@ async def test_with_one_chat(bench: Callable[..., Any], key: str) -> None:
         await it.pilot.press(key)
         await it.until(lambda: it.notices() == ["There is no other chat. ^N opens one"])
         await it.pilot.press("ctrl+n", key)
+        assert len(it.notices()) == 1
+
+
+@run
+async def test_without_a_reply(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.command("reply.stop_all")
+        await it.until(lambda: it.notices() == ["No reply is running"])
+        reply = await it.say("hello")
+        await it.command("reply.stop_all")
+        await it.until(lambda: reply.finished)
         assert len(it.notices()) == 1
