@@ -396,15 +396,3 @@ async def test_the_key_bar_lists_the_keys_that_a_reply_needs(bench: Callable[...
         await it.until(lambda: len(it.replies) == 2)
         await it.answered(it.replies[-1])
         assert "retry" not in last_line(it)
-
-
-@run
-async def test_the_bottom_line_has_the_keys_of_the_filter_of_events(bench: Callable[..., Any]) -> None:
-    async with bench((120, 40)) as it:
-        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
-        await it.pilot.press("alt+m", "slash")
-        await it.until(lambda: "Enter keep the filter  Esc all events  F1" in keys())
-        await it.pilot.press("x", "enter")
-        await it.until(lambda: "/ filter" in keys() and "Esc all events" in keys())
-        await it.pilot.press("escape")
-        await it.until(lambda: "/ filter" in keys() and "Esc back" in keys())
