@@ -118,12 +118,14 @@ async def test_a_scheme_is_chosen_watched_and_canceled(bench: Callable[..., Any]
         await it.until(lambda: backend.quantized == ["int8"])
         drawer = it.quantization
         drawer.see_snapshot(replace(plain, change=Change("int8", 3, 8)))
+        await it.until(lambda: "Enter convert  Esc cancel" in it.screen_text())
         await it.until(lambda: "to int8: 3 of 8 layers" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(lambda: backend.quantized == ["int8", ""])
         assert drawer.display, "the first Esc only cancels the change"
         drawer.see_snapshot(replace(plain, change=Change("int8", 0, 8, "it was canceled", True)))
         await it.until(lambda: "it was canceled" in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc close" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
         await it.pilot.press("escape")
