@@ -329,7 +329,7 @@ class Transcript(ScrollView, can_focus=True):
             self._toggle(entry)
 
     def action_retry(self) -> None:
-        if (entry := self._current(lambda each: each.retriable, "failed reply to regenerate")) is not None:
+        if (entry := self._current(lambda each: each.retriable, "failed reply to retry now")) is not None:
             self.post_message(self.RetryRequested(entry.message.id))
 
     def action_menu(self) -> None:

@@ -16,7 +16,7 @@ from tests.app.conftest import run
         ("y", "There is nothing to copy"),
         ("n", "There is no match to go to"),
         ("N", "There is no match to go to"),
-        ("r", "There is no failed reply to regenerate"),
+        ("r", "There is no failed reply to retry now"),
         ("enter", "There is no reasoning here"),
     ],
 )
