@@ -16,3 +16,22 @@ async def test_the_bottom_line_has_the_keys_of_the_filter_of_events(bench: Calla
         await it.until(lambda: "/ filter" in keys() and "Esc all events" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: "/ filter" in keys() and "Esc back" in keys())
+
+
+@run
+async def test_in_a_chat_it_says_what_escape_does(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        reply = await it.say("hello")
+        await it.pilot.press("f3", "shift+tab")
+        await it.until(lambda: it.main.transcript.has_focus and "y copy  Esc close" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.drawer.display)
+        it.main.transcript.focus()
+        await it.until(lambda: "y copy  Esc stop" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: reply.finished)
+        it.main.transcript.focus()
+        await it.until(lambda: "y copy  Esc back" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.main.prompt.has_focus)
