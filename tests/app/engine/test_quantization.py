@@ -212,10 +212,8 @@ async def test_the_current_scheme_is_not_requested_again(bench: Callable[..., An
         await it.until(lambda: "2.20 GB" in it.screen_text())
         await it.pilot.press("enter", "tab", "enter")
         await it.until(lambda: len(it.notices()) == 2)
-        assert it.notices() == [
-            "The scheme of the weights is already int8",
-            "The scheme of the KV cache is already none",
-        ]
+        said = "weights is already int8", "KV cache is already none"
+        assert it.notices() == [f"The scheme of the {each}" for each in said]
         assert (backend.quantized, backend.recached) == ([], [])
         it.main.show_snapshot(replace(shot, change=Change("none", 3, 8)))
         await it.pilot.press("shift+tab", "enter")

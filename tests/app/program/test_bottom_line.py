@@ -1,7 +1,10 @@
 """The keys on the bottom line are those of the place with the focus."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.app.conftest import run
 
@@ -35,3 +38,19 @@ async def test_in_a_chat_it_says_what_escape_does(bench: Callable[..., Any]) -> 
         await it.until(lambda: "y copy  Esc back" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: it.main.prompt.has_focus)
+
+
+@run
+async def test_it_has_the_keys_of_the_list_of_files(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.say("hello")
+        await it.pilot.press("@", "n")
+        await it.until(lambda: "Tab complete  Up Down choose  Esc close" in keys())
+        assert "Esc stop" not in keys()
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc stop" in keys() and "Tab complete" not in keys())
