@@ -5,10 +5,11 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.api.commands import Command
@@ -83,12 +84,17 @@ class LocalBackend:
     """Launches the engine from a thread, and prepares prompts in threads."""
 
     def __init__(
-        self, config: EngineConfig, launch: Launch = on_thread, disk: DiskRoom | None = None
+        self,
+        config: EngineConfig,
+        launch: Launch = on_thread,
+        disk: DiskRoom | None = None,
+        forms: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`disk`: where this or an earlier engine keeps blocks of chats."""
-        self._config, self._launch, self._disk = config, launch, disk
-        self._given = config
-        self._converted: dict[str, dict[str, str]] = {}  # forms of weights and cache chosen since, by model
+        """`disk`: where this or an earlier engine keeps blocks of chats. `forms`: as of `_converted`."""
+        self._launch, self._disk, self._given = launch, disk, config
+        # The forms that weights and cache were converted to, by model.
+        self._converted: dict[str, dict[str, str]] = {config.model: dict(forms)}
+        self._config = self.config_of(config.model)
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: Callable[[], None] = lambda: None

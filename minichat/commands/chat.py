@@ -1,6 +1,7 @@
 """`minichat chat`: a plain chat on the terminal, one line per message."""
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -21,8 +22,11 @@ from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 
 SET = """\
-/set NAME VALUE change how replies are sampled: temperature, top_p, seed ...
+/set NAME VALUE change how replies are sampled: temperature 0.5, stop ["A"] ...
 /set NAME       change it back"""
+_JSON = (  # parameters whose values are no single number or text
+    *("logit_bias", "stop_ids", "logprob_token_ids", "allowed_token_ids", "bad_words", "grammar"),
+)
 HELP = f"""\
 @FILE           attach a file, anywhere in a message
 /new            start a new conversation
@@ -96,7 +100,7 @@ class Talk:
         return None
 
     def _command(self, line: str) -> None:
-        match line.split():
+        match line.strip().split(maxsplit=2):
             case ["/new"]:
                 self.messages = list(self.opening)
             case ["/set", name]:
@@ -119,7 +123,7 @@ class Talk:
         try:
             self.params = self.params.changed(**{name: value})
         except EngineError as error:
-            _report(str(error))
+            _report(f"{error}{'; write it as JSON' if name in _JSON else ''}")
 
     def _refuse(self, why: str) -> None:
         self.unanswered += 1
@@ -204,10 +208,9 @@ def _is_text(line: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
-def _value(text: str) -> bool | int | float | str:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
+def _value(text: str) -> object:
+    """A value in JSON, another number, or a text without quotes."""
+    for kind in (json.loads, int, float):
         try:
             return kind(text)
         except ValueError:

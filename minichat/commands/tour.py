@@ -54,8 +54,7 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     app.run(mouse=loaded.settings.screen.mouse)
     closed, code = backend.close(), app.return_code or 0
     if code == KEEP:
-        kept = keep_chats(store, Store(paths.chats))
-        print(f"minichat: {plural(kept, 'chat')} kept")
+        say_kept(keep_chats(store, Store(paths.chats)))
         code = 0
     store.close()
     return code, closed
@@ -83,3 +82,12 @@ def keep_chats(store: "Store", home: "Store") -> int:
         home.import_json(store.export_json(each.id))
     home.close()
     return len(used)
+
+
+def say_kept(count: int) -> None:
+    """Tell the user, and the screen that started the tour."""
+    from minichat.features.tour.feature import KEPT
+
+    print(f"minichat: {plural(count, 'chat')} kept")
+    if file := os.environ.get(KEPT):
+        Path(file).write_text(str(count))

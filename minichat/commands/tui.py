@@ -14,7 +14,7 @@ from minichat.commands.options import at_fault, engine_config, failed
 from minichat.commands.screen import show
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
-from minichat.shell.again import typed, words_of
+from minichat.shell.again import note_typed, typed, words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.shell.paths import locate
 
@@ -22,12 +22,16 @@ _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
     *("kv_host", "quantization", "kv", "kv_window", "kv_budget", "tp", "pp"),
 )
+_FORMS = {"quantization": "quantization", "kv": "kv_scheme"}  # options that F4 changes, and their fields
 
 
 def run(options: argparse.Namespace) -> int:
     paths = locate()
     loaded = load(paths.settings)
-    given, asked = given_of(options), typed(options)
+    asked = typed(options)
+    converted = {name: now for name in _FORMS if (now := getattr(options, name)) != getattr(asked, name)}
+    vars(options).update((name, getattr(asked, name)) for name in converted)
+    given = given_of(options)
     try:
         _refuse_screen_options(options)
         settle(options, loaded.settings)
@@ -52,10 +56,12 @@ def run(options: argparse.Namespace) -> int:
         return failed(error)
 
     launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
-    backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"))
+    forms = {_FORMS[name]: form for name, form in converted.items()}
+    backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"), forms)
 
     def again(model: str) -> list[str]:
         from_file = load(paths.settings).settings.engine.model
+        note_typed({name: getattr(asked, name) for name in _FORMS})
         return restart_words(asked, config, backend.config_of(model), from_file)
 
     blame = blaming(options, loaded, given)
@@ -74,10 +80,7 @@ def restart_words(
     if now.model != given.model:
         changes |= {"model": now.model, "adapter": list(now.adapters)}
     if now.model == changes.get("model", asked.model or from_file):  # else the new program loads another
-        forms = (
-            ("quantization", given.quantization, now.quantization),
-            ("kv", given.kv_scheme, now.kv_scheme),
-        )
+        forms = ((name, getattr(given, each), getattr(now, each)) for name, each in _FORMS.items())
         changes |= {name: after for name, before, after in forms if after != before}
     return words_of(asked, **changes)
 

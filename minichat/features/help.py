@@ -26,6 +26,7 @@ _GAP = 3  # cells between two columns
 _TWO = 2 * 52 + _GAP  # cells needed for two columns
 _IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids, replaced by their keys
 _FUNCTION = re.compile(r"f\d+")
+_PALETTE = "program.palette"
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
 _LAST = "Terminals and tmux intercept some keys. {program.palette} lists every command."
 _NONE = ". {program.palette} lists every command"
@@ -64,9 +65,10 @@ class HelpScreen(Dialog[ScreenCommand]):
         self._field.focus()
 
     def on_key(self, event: Key) -> None:
-        """Close, and run the command of a function key: the help has just explained it."""
+        """Close, and run the command of a function key, or the palette: the help has just explained it."""
         found = next((each for each in self._commands if event.key in self._keys.of(each.id)), None)
-        if _FUNCTION.fullmatch(event.key) and found and event.key not in self.opened_by:
+        runs = found and (_FUNCTION.fullmatch(event.key) or found.id == _PALETTE)
+        if found and runs and event.key not in self.opened_by:
             event.stop()
             self.dismiss(found)
 

@@ -102,7 +102,7 @@ KNOBS = (
     ),
     Knob("stop", "stop at", "texts, separated by |"),
     Knob("n", "replies", "the others become forks", 1, whole=True, low=1, high=8, used=_several),
-    Knob("grammar", "grammar", "Enter: a JSON schema or a /regex/", used=_follows),
+    Knob("grammar", "grammar", "Enter: JSON schema file or /regex/", used=_follows),
     Knob(
         "speculate",
         "speculation",

@@ -162,10 +162,10 @@ class RunningReply:
     @property
     def doing(self) -> str:
         """What it does before its first certain token, as at its message in the transcript."""
-        if self.searching:
-            return (self.taken if self.begun else "") or "searching"
         if not self.begun:
             return "waiting"
+        if self.searching:
+            return self.taken or "searching"
         return self.taken or ("thinking" if self.parts.thinking else "writing")
 
     def changes_for(self, params: SamplingParams) -> dict[str, Any]:

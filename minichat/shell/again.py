@@ -1,20 +1,27 @@
 """Restart the same program with its options."""
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from minichat.shell.streams import let_flow
 
 _OPTIONS = {"runs_in": "engine", "no_screen": "no-screen"}  # attributes whose option has another name
 _RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
+TYPED = "MINICHAT_TYPED"  # likewise: what was typed for the options that the restart has changed
 _PLACES = ("url",)  # positional arguments
 
 
 def typed(options: argparse.Namespace) -> argparse.Namespace:
     """The options as typed. Take them before the settings fill in the others, and restart with them."""
-    return argparse.Namespace(**vars(options))
+    return argparse.Namespace(**vars(options) | json.loads(os.environ.pop(TYPED, "{}")))
+
+
+def note_typed(options: Mapping[str, object]) -> None:
+    """Tell the new program what was typed for these options, which it gets with other values."""
+    os.environ[TYPED] = json.dumps(options)
 
 
 def words_of(options: argparse.Namespace, **changes: object) -> list[str]:

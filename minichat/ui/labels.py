@@ -113,11 +113,14 @@ def footer(
     """
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next(filter(None, map(_hints, nodes)), ())
-    back = "" if here else "close" if drawer else "chat" if covered else ""
+    leaves = any(key == "Esc" for key, _ in here)  # Esc goes back to the chat first
+    back = "" if leaves else "close" if drawer else "chat" if covered else ""
+    if here and not (leaves or back or active.streaming):
+        back = "back"
     closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
     if back == "chat":
         closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
-    stop = ("reply.stop",) if not here and not back else ()  # else Esc goes back to the chat first
+    stop = () if leaves or back else ("reply.stop",)
     urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
     listed = [each for each in commands if each.id in urgent]
     for group in _FOOTER:

@@ -98,6 +98,9 @@ def test_help_fits_80_columns(talk: Talk) -> None:
         ("/set top_k 1.5", "top_k: must be a whole number from 0"),
         ("/set warmth", "warmth: is not a sampling parameter; available: temperature, top_k"),
         ("/set n 2", "minichat: n: a message gets one reply here; minichat generate takes --n"),
+        ("/set seed 1 2", "seed: must be a whole number"),
+        ("/set stop_ids 5", "stop_ids: must be a list, not 5; write it as JSON"),
+        ("/set grammar a+", "grammar: must be a kind and a text, not 'a+'; write it as JSON"),
         ("/sing", "unknown command /sing; type /help for the list"),
     ],
 )
@@ -141,6 +144,22 @@ def test_changed_options_apply_from_the_next_reply(talk: Talk) -> None:
     four, one = talk("a").out, talk("/set max_tokens 1", "a").out
     assert four.startswith(one.rstrip("\n")) and four != one
     assert talk("/set max_tokens 1", "/set max_tokens", "a").out == four
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/set stop_ids [5, 6]",
+        '/set stop ["THE END", "THEN"]',
+        "/set stop THE END",
+        "/set temperature .5 ",
+        "/set early_stopping never",
+        '/set grammar {"kind": "regex", "text": "a b+"}',
+    ],
+)
+def test_values_may_be_json_or_have_blanks(talk: Talk, line: str) -> None:
+    ran = talk(line, "/quit")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
 def test_a_reply_cut_off_by_the_context_is_reported(

@@ -1,17 +1,22 @@
 """What a restarted screen gets: the typed options and what was changed since. The rest is in the settings."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.api.config import EngineConfig
+from engine.api.events import Quantized, Recached
 from minichat.cli import parser
+from minichat.clients.local import LocalBackend
 from minichat.commands import attach, tui, up
 from minichat.commands.options import engine_config
 from minichat.commands.tui import restart_words, settle
 from minichat.settings import load
-from minichat.shell.again import typed
+from minichat.shell.again import TYPED, typed
 from minichat.shell.first import First
 from minichat.shell.paths import locate
 
@@ -36,6 +41,14 @@ class Started:
         self.file.write_text(file)
         changed: EngineConfig = replace(self.given, **now)  # type: ignore[arg-type]
         return restart_words(self.typed, self.given, changed, load(self.file).settings.engine.model)
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """A user without settings, and without what a restart leaves in the environment."""
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv(TYPED, "{}")
 
 
 @pytest.fixture
@@ -83,9 +96,7 @@ def test_a_model_that_was_chosen_is_passed_on_without_the_adapters_of_the_first(
 def test_the_screen_restarts_with_the_typed_options_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    for name in ("CONFIG", "STATE", "CACHE"):
-        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    alone(monkeypatch, tmp_path)
     file, again = locate().settings, list[str]()
     file.parent.mkdir(parents=True)
     file.write_text('[chat]\nsystem = "Old."\n[engine]\nquantization = "int8"\n')
@@ -103,3 +114,31 @@ def test_the_screen_restarts_with_the_typed_options_only(
     assert module.run(parser().parse_args([command, "--blocks=64", "--top-k=3"])) == 0
     usual = ["--name=main"] if command == "up" else []
     assert again == [command, *usual, "--blocks=64", "--top-k=3"]
+
+
+def test_a_conversion_is_not_for_another_model_after_several_restarts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alone(monkeypatch, tmp_path)
+    shown = list[tuple[LocalBackend, Callable[[str], list[str]]]]()
+
+    def show(_: object, __: object, ___: object, engine: Any, again: Any, **____: object) -> int:
+        shown.append((engine(), again))
+        return 0
+
+    monkeypatch.setattr(tui, "_first", lambda options: First())
+    monkeypatch.setattr(tui, "_on_screen", lambda options: True)
+    monkeypatch.setattr(tui, "show", show)
+    tui.run(parser().parse_args(["chat", "--kv=fp8"]))
+    backend, again = shown.pop()
+    backend._hear(backend._converted.setdefault("pocket", {}), Quantized(0, 0.0, "int8", "none", 9, 1.0, ""))
+    backend._hear(backend._converted["pocket"], Recached(0, 0.0, "int4", 9))
+    for _ in range(2):
+        words = again("pocket")
+        assert sorted(words) == ["--kv=int4", "--quantization=int8", "chat"]
+        tui.run(parser().parse_args(words))
+        assert TYPED not in os.environ, "for one start"
+        backend, again = shown.pop()
+        forms = [(each.quantization, each.kv_scheme) for each in map(backend.config_of, ("pocket", "b"))]
+        assert forms == [("int8", "int4"), ("none", "fp8")]
+    assert sorted(again("b")) == ["--kv=fp8", "--model=b", "chat"]

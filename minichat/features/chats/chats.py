@@ -109,6 +109,9 @@ def go(context: Context, index: int) -> None:
 
 
 def go_by(context: Context, by: int) -> None:
+    if len(context.chats) == 1:
+        context.app.notify(f"There is no other chat. {context.keys.name('chat.new')} opens one")
+        return
     go(context, (context.chats.index + by) % len(context.chats))
 
 

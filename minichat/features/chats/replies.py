@@ -21,6 +21,8 @@ def stop(context: Context) -> None:
 
 
 def stop_all(context: Context) -> None:
+    if not context.chats.streaming:
+        context.app.notify("No reply is running", severity="warning")
     for conversation in context.chats.streaming:
         conversation.stop()
 

@@ -84,13 +84,13 @@ class Knobs(Widget, can_focus=True):
     kinds: reactive[tuple[str, ...]] = reactive(())  # speculation kinds of the engine; empty: unknown
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("", layout=True)
+    _typing: reactive[TypedValue | None] = reactive[TypedValue | None](None)
     marks: Marks = UNICODE
     default = PLAIN  # what a new chat has
     move_keys = ""  # the names of the keys that select a field
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._typing: TypedValue | None = None
         self.strategies = Strategies()  # of the shown chat
 
     @property
@@ -100,6 +100,8 @@ class Knobs(Widget, can_focus=True):
     @property
     def hints(self) -> Hints:
         """The keys of the selected field, for the key bar."""
+        if self._typing is not None:
+            return ("Enter", "accept"), ("Esc", "cancel")
         row = self.rows[min(self.row, len(self.rows) - 1)]
         return (
             ("decoding.up decoding.down", "field"),
@@ -270,7 +272,6 @@ class Knobs(Widget, can_focus=True):
     def on_key(self, event: Key) -> None:
         if event.key == "escape" and self._typing is not None:
             self._typing = None
-            self.refresh()
             event.stop()
         elif event.key == "end" and self._typing is not None:
             self._type(self._typing.text)
@@ -321,6 +322,8 @@ class Knobs(Widget, can_focus=True):
     def watch_row(self) -> None:
         self.post_message(HintsChanged())
 
+    watch__typing = watch_row
+
     def watch_params(self, params: SamplingParams) -> None:
         self._remember(params)
         self.trouble = ""
@@ -331,7 +334,6 @@ class Knobs(Widget, can_focus=True):
 
     def _type(self, text: str, *, selected: bool = False) -> None:
         self._typing, self.trouble = TypedValue(text, selected), ""
-        self.refresh()
 
     def commit(self) -> None:
         """Apply the value being typed."""
@@ -339,7 +341,6 @@ class Knobs(Widget, can_focus=True):
         self._typing, self.trouble = None, ""
         if typing is None or not isinstance(row, Knob):
             return
-        self.refresh()
         try:
             self._set(row, parsed(row, typing.text))
         except BadParams as error:

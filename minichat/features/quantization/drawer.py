@@ -22,7 +22,7 @@ from minichat.features.quantization import figures
 from minichat.features.quantization.figures import LABEL, Row
 from minichat.ui.dialogs.options import Options
 from minichat.ui.marks import UNICODE, Marks
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _FIGURE = 9  # cells
 _TEXT = 24  # cells beside a label in a drawer of the usual width
@@ -129,6 +129,10 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         ("Esc", "close"),
     )
 
+    @property
+    def hints(self) -> Hints:
+        return (*self.HINTS[:-1], ("Esc", "cancel")) if self._changing else self.HINTS
+
     class LeaveRequested(Message):
         """Focus should return to the prompt."""
 
@@ -187,7 +191,9 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         times = figures.times(snapshot, forms, of_cache=True)
         self.forms.see(forms, times, snapshot.kv_scheme, self._marks)
         self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
-        self._changing = snapshot.change is not None and not snapshot.change.over
+        before, self._changing = self._changing, snapshot.change is not None and not snapshot.change.over
+        if self._changing is not before:
+            self.post_message(HintsChanged())
         self.change.update(Content(figures.change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
         self._snapshot = snapshot

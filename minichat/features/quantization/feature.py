@@ -35,7 +35,7 @@ class QuantizationPanel(QuantizationDrawer):
         if not scheme:
             program.ask(program.backend.send(CancelQuantization()))
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
-            self.notify(f"The weights are already {scheme}", severity="warning")
+            self.notify(f"The scheme of the weights is already {scheme}", severity="warning")
         else:
             program.ask(program.backend.send(SetQuantization(scheme)))
 
@@ -43,7 +43,7 @@ class QuantizationPanel(QuantizationDrawer):
     def _recache(self, chosen: QuantizationDrawer.CacheSchemeChosen) -> None:
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if shot and shot.kv_scheme == scheme:
-            self.notify(f"The KV cache is already {scheme}", severity="warning")
+            self.notify(f"The scheme of the KV cache is already {scheme}", severity="warning")
         else:
             program.ask(program.backend.send(SetKvScheme(scheme)))
 

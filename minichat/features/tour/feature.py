@@ -1,10 +1,13 @@
 """The tour: a panel above the prompt shows pages, and the engine performs each of them."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
+from tempfile import NamedTemporaryFile
 
 from textual.app import SuspendNotSupported
 from textual.content import Content
@@ -21,6 +24,7 @@ from minichat.ui.marks import ASCII
 
 _LETTERS = re.compile(r" \([WPDX][ \d]*\)")
 KEEP = 65  # the exit code that requests to keep the chats
+KEPT = "MINICHAT_KEPT"  # names the file to which a tour writes how many chats it has kept
 
 
 class Tour:
@@ -160,22 +164,27 @@ def start(context: Context) -> None:
         context.app.notify("This is the tour")
         return
     words = ["--ascii"] if context.program.start.ascii else []
-    before = _open(context)
-    try:
-        with context.app.suspend():
-            print("minichat: starting the tour ...", flush=True)  # the shell's screen shows for some seconds
-            code = subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False).returncode
-    except SuspendNotSupported:
-        context.app.notify("The tour needs the terminal. Quit and run: minichat tour", severity="warning")
-        return
+    with NamedTemporaryFile("r", prefix="minichat-kept-") as kept:
+        try:
+            with context.app.suspend():
+                # The shell's screen shows for some seconds.
+                print("minichat: starting the tour ...", flush=True)
+                code = _run(words, kept.name)
+        except SuspendNotSupported:
+            needs = "The tour needs the terminal. Quit and run: minichat tour"
+            context.app.notify(needs, severity="warning")
+            return
+        count = int(kept.read() or 0)
     if code:
         context.app.notify(f"The tour failed with exit code {code}", severity="error")
-    if kept := len(_open(context) - before):
-        context.app.notify(f"Kept {plural(kept, 'chat')}. {context.keys.name('chat.jump')} lists them")
+    if count:
+        context.app.notify(f"Kept {plural(count, 'chat')}. {context.keys.name('chat.jump')} lists them")
 
 
-def _open(context: Context) -> set[int]:
-    return {chat.id for chat in context.chats.services.store.open_chats(1)}
+def _run(words: Sequence[str], kept: str) -> int:
+    """Run the tour. Return its exit code."""
+    command = [sys.executable, "-m", "minichat", "tour", *words]
+    return subprocess.run(command, env={**os.environ, KEPT: kept}, check=False).returncode
 
 
 def _make(context: Context) -> Tour | None:

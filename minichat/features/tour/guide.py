@@ -118,7 +118,8 @@ class Guide:
         """Stop all replies of earlier pages."""
         self._glowing = None
         self._context.part(MonitorSide).kvmap.glow(())
-        replies.stop_all(self._context)
+        if self._context.chats.streaming:
+            replies.stop_all(self._context)
         while self._context.chats.streaming:
             await asyncio.sleep(_LOOK_EVERY)
         self._events.clear()

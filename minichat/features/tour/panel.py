@@ -23,7 +23,7 @@ class TourPanel(Widget, can_focus=True):
         Binding("r", "play", show=False),
         Binding("up", "scroll_by(-1)", show=False),
         Binding("down", "scroll_by(1)", show=False),
-        Binding("escape,q", "leave(False)", show=False),
+        Binding("q", "leave(False)", show=False),
         Binding("k", "leave(True)", show=False),
     ]
     text: reactive[Content] = reactive(Content(""), layout=True)

@@ -17,6 +17,7 @@ from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import described, look
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _KEPT = 2000
 _KIND = 9  # cells of the longest kind
@@ -32,11 +33,17 @@ class EventLine(NamedTuple):
     owner: Owner | None = None  # known for good: its engine is gone
 
 
+class EventFilter(Input):
+    """What the shown events match."""
+
+    HINTS: ClassVar[Hints] = (("Enter", "keep the filter"), ("Esc", "all events"))
+
+
 class EventLog(Pane):
     """Shows the newest event at the end, and follows the end until the user scrolls up."""
 
     DEFAULT_CSS = """
-    EventLog > Input, EventLog > Input:focus {
+    EventLog > EventFilter, EventLog > EventFilter:focus {
         dock: bottom;
         display: none;
         height: 1;
@@ -75,8 +82,12 @@ class EventLog(Pane):
         self._back = 0  # lines scrolled up from the end
         self._woken = False
         self.paused = False
-        self._finder = Input(placeholder="chat letter or text", compact=True)
+        self._finder = EventFilter(placeholder="chat letter or text", compact=True)
         self._finder.cursor_blink = False
+
+    @property
+    def hints(self) -> Hints:
+        return (*self.HINTS[:-1], ("Esc", "all events")) if self.pattern else self.HINTS
 
     def compose(self) -> ComposeResult:
         yield self._finder
@@ -181,6 +192,7 @@ class EventLog(Pane):
     def _close_finder(self) -> None:
         self._finder.display = False
         self.focus()
+        self.post_message(HintsChanged())
         self.draw()
 
     def on_input_changed(self, event: Input.Changed) -> None:

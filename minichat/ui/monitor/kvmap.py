@@ -296,8 +296,8 @@ class KVMap(Pane):
         self.tint = _next(self.tint)
         self.redraw()
 
-    def next_replica(self) -> None:
-        """Show the next replica's blocks alone; after the last one, those of all."""
+    def next_replica(self) -> bool:
+        """Show the next replica's blocks alone; after the last one, those of all. False: it has one."""
         numbers = [each.number for each in self.snapshot.replicas] if self.snapshot is not None else []
         if len(numbers) > 1:
             after = numbers.index(self.replica) + 1 if self.replica in numbers else 0
@@ -306,6 +306,7 @@ class KVMap(Pane):
             self.redraw()
             if self.has_focus:
                 self.post_message(self.Pointed(self.pointed()))
+        return len(numbers) > 1
 
     def toggle_letters(self) -> None:
         self.letters = not self.letters

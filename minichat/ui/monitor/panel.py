@@ -205,6 +205,8 @@ class MonitorPanel(Widget):
 
     def action_window(self) -> None:
         self.rates.next_window()
+        if not self.rates.display or self.rates.useful_lines is not None:  # no graph shows it
+            self.notify(f"The graphs will show {self.rates.window}", timeout=2)
 
     def action_order(self) -> None:
         self.kvmap.next_order()
@@ -213,7 +215,8 @@ class MonitorPanel(Widget):
         self.kvmap.next_tint()
 
     def action_replica(self) -> None:
-        self.kvmap.next_replica()
+        if not self.kvmap.next_replica():
+            self.notify("The engine has no other replica", severity="warning")
 
     def action_letters(self) -> None:
         self.kvmap.toggle_letters()
@@ -222,10 +225,12 @@ class MonitorPanel(Widget):
         self.event_log.filter()
 
     def action_abort(self) -> None:
-        self.queues.abort_selected()
+        if not self.queues.abort_selected():
+            self.notify("There is no request to abort", severity="warning")
 
     def action_preempt(self) -> None:
-        self.queues.preempt_selected()
+        if not self.queues.preempt_selected():
+            self.notify("There is no request to preempt", severity="warning")
 
     def action_leave(self) -> None:
         if self.maximized in PANES:

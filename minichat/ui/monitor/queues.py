@@ -161,13 +161,13 @@ class Queues(Pane):
             self._selected = self.snapshot.requests[self._place].id
             self.draw()
 
-    def abort_selected(self) -> None:
-        if self._selected is not None:
-            self.post_message(self.AbortRequested(self._selected))
+    def abort_selected(self) -> bool:
+        """Return whether there was one."""
+        return self._selected is not None and self.post_message(self.AbortRequested(self._selected))
 
-    def preempt_selected(self) -> None:
-        if self._selected is not None:
-            self.post_message(self.PreemptRequested(self._selected))
+    def preempt_selected(self) -> bool:
+        """Return whether there was one."""
+        return self._selected is not None and self.post_message(self.PreemptRequested(self._selected))
 
     def on_click(self, event: Click) -> None:
         self.action_select(self._top + event.y - 2 - self._place if event.y >= 2 else 0)

@@ -9,11 +9,14 @@ from textual.message import Message
 from textual.strip import Strip
 
 from minichat.clients.bridge import in_thread
-from minichat.session.attachments import Entry, entries, folder_of, offers, typing
+from minichat.session.attachments import Entry, Offer, entries, folder_of, offers, typing
 from minichat.shell.background import begin
 from minichat.ui.panes.completion import CompletionList
 from minichat.ui.panes.editor import Editor
+from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.transcript.glyphs import enterable, skinless
+
+_COMPLETION = (("Tab", "complete"), ("Up Down", "choose"), ("Esc", "close"))
 
 
 class Prompt(Editor):
@@ -128,7 +131,17 @@ class Prompt(Editor):
             self._folder, self._entries = folder, []
             if folder is not None:
                 begin(self, partial(self._look_into, folder), group="completion", exclusive=True)
-        self.completion.show(tuple(offers(found.name, self._entries)) if found and offered else ())
+        self._show(tuple(offers(found.name, self._entries)) if found and offered else ())
+
+    def _show(self, found: tuple[Offer, ...]) -> None:
+        if bool(found) is not bool(self.completion.offers):
+            self.post_message(HintsChanged())
+        self.completion.show(found)
+
+    @property
+    def hints(self) -> Hints:
+        """The keys of the completion list while it is open."""
+        return _COMPLETION if self.completion.offers else ()
 
     async def _look_into(self, folder: str) -> None:
         """List a folder in a thread: a network folder may be slow or never answer."""
@@ -152,7 +165,7 @@ class Prompt(Editor):
         self._offer()
 
     def on_blur(self, event: Blur) -> None:
-        self.completion.show(())
+        self._show(())
 
     def action_cursor_up(self, select: bool = False) -> None:
         first = self.navigator.is_first_wrapped_line(self.cursor_location)

@@ -38,5 +38,4 @@ HINTS: Hints = (
         "select",
     ),
     ("transcript.copy", "copy"),
-    ("Esc", "back"),
 )

@@ -89,11 +89,11 @@ class Entry:
     @property
     def _doing(self) -> str:
         """What a running reply does, in a word."""
+        if not self.text and not self._tail:
+            return "waiting"
         if self._searching:
             return "searching"  # long after the text is there, if other hypotheses may be better
-        if self.text:
-            return "writing"
-        return ("thinking" if self._reasoning else "writing") if self._tail else "waiting"
+        return "thinking" if self._reasoning and not self.text else "writing"
 
     # Growing
 

@@ -50,16 +50,8 @@ class Transcript(ScrollView, can_focus=True):
     CopyRequested: TypeAlias = requests.CopyRequested
     TryChosen: TypeAlias = requests.TryChosen
 
-    def __init__(
-        self,
-        glyphs: Glyphs = UNICODE,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        name: str | None = None,
-        id: str | None = None,
-        classes: str | None = None,
-    ) -> None:
-        super().__init__(name=name, id=id, classes=classes)
+    def __init__(self, glyphs: Glyphs = UNICODE, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         if glyphs.ascii:
             self.styles.scrollbar_size_vertical = 0  # its ends use block characters
         self.auto_links = False  # lines contain no Textual actions
@@ -288,18 +280,22 @@ class Transcript(ScrollView, can_focus=True):
 
     def action_copy(self) -> None:
         """Copy the selection, or the last reply if nothing is selected."""
-        chosen = self.text_selection
-        if text := selected(self._view, chosen) if chosen is not None else self.last_reply():
+        if text := selected(self._view, chosen) if (chosen := self.text_selection) else self.last_reply():
             self.post_message(self.CopyRequested(text))
+        else:
+            self.notify("There is nothing to copy", severity="warning")
 
     # Acting on messages
 
-    def _current(self, fits: Callable[[Entry], bool] = lambda _: True) -> Entry | None:
-        """The message a key acts on: the chosen one, else the last visible one that fits."""
+    def _current(self, fits: Callable[[Entry], bool] = bool, what: str = "message here") -> Entry | None:
+        """The message a key acts on: the chosen one, else the last visible one that fits. Or a notice."""
         if self._cursor is not None and fits(self._cursor):
             return self._cursor
         top = self._window.top
-        return next(filter(fits, reversed(list(self._view.between(top, top + self._window.height)))), None)
+        seen = reversed(list(self._view.between(top, top + self._window.height)))
+        if (found := next(filter(fits, seen), None)) is None:
+            self.notify(f"There is no {what}", severity="warning")
+        return found
 
     def _cursor_to(self, entry: Entry | None) -> None:
         for each, chosen in ((self._cursor, False), (entry, True)):
@@ -329,11 +325,11 @@ class Transcript(ScrollView, can_focus=True):
         return self._view.index(entry) + (by if whole or by > 0 else 0)
 
     def action_toggle_thought(self) -> None:
-        if (entry := self._current(lambda each: bool(each.message.reasoning))) is not None:
+        if (entry := self._current(lambda each: bool(each.message.reasoning), "reasoning here")) is not None:
             self._toggle(entry)
 
     def action_retry(self) -> None:
-        if (entry := self._current(lambda each: each.retriable)) is not None:
+        if (entry := self._current(lambda each: each.retriable, "failed reply to retry now")) is not None:
             self.post_message(self.RetryRequested(entry.message.id))
 
     def action_menu(self) -> None:
@@ -397,4 +393,5 @@ class Transcript(ScrollView, can_focus=True):
         return self._search.count
 
     def action_find_next(self, by: int) -> None:
-        self.find_next(by)
+        if not self.find_next(by):
+            self.notify("There is no match to go to", severity="warning")

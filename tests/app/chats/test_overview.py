@@ -44,6 +44,9 @@ async def test_a_reply_without_a_certain_token_has_one_word(bench: Callable[...,
         for each in (best, search):
             each.send("hello")
         await it.until(lambda: len(it.replies) == 2)
+        assert [state_of(each)[0] for each in (best, search)] == ["waiting"] * 2, "as in the queue"
+        in_queue = "0 waiting"
+        await it.until(lambda: it.screen_text().replace(in_queue, "").count("waiting") == 6)
         for reply in it.replies:
             reply.send(Delta(reply.id, tail="some text"))
         await it.until(lambda: best.run.begun and search.run.begun)

@@ -23,6 +23,7 @@ async def test_a_schema_from_a_file_constrains_the_reply(bench: Callable[..., An
         reply = await it.say("hello")
         await it.pilot.press("f3")
         row(it, "grammar")
+        await it.until(lambda: "Enter: JSON schema file or /regex/" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: "Grammar: the file of a JSON schema" in it.screen_text())
         it.app.screen.query_one(Input).value = str(file)

@@ -22,6 +22,20 @@ async def test_enter_selects_a_value_so_that_typing_replaces_it(bench: Callable[
 
 
 @run
+async def test_the_bottom_line_shows_what_ends_typing(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        for begin in ("enter", "1"):
+            await it.until(lambda: "Esc close" in it.screen_text())
+            await it.pilot.press(begin)
+            await it.until(lambda: "Enter accept  Esc cancel  F1" in it.screen_text())
+            await it.pilot.press("escape")
+        await it.until(lambda: "Esc close" in it.screen_text())
+        assert it.drawer.knobs.has_focus
+
+
+@run
 async def test_backspace_clears_a_value_that_is_not_being_typed(bench: Callable[..., Any]) -> None:
     """As after Enter, or, if it is not typed here, as Delete does."""
     async with bench() as it:

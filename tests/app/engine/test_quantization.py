@@ -118,12 +118,14 @@ async def test_a_scheme_is_chosen_watched_and_canceled(bench: Callable[..., Any]
         await it.until(lambda: backend.quantized == ["int8"])
         drawer = it.quantization
         drawer.see_snapshot(replace(plain, change=Change("int8", 3, 8)))
+        await it.until(lambda: "Enter convert  Esc cancel" in it.screen_text())
         await it.until(lambda: "to int8: 3 of 8 layers" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(lambda: backend.quantized == ["int8", ""])
         assert drawer.display, "the first Esc only cancels the change"
         drawer.see_snapshot(replace(plain, change=Change("int8", 0, 8, "it was canceled", True)))
         await it.until(lambda: "it was canceled" in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc close" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
         await it.pilot.press("escape")
@@ -210,7 +212,8 @@ async def test_the_current_scheme_is_not_requested_again(bench: Callable[..., An
         await it.until(lambda: "2.20 GB" in it.screen_text())
         await it.pilot.press("enter", "tab", "enter")
         await it.until(lambda: len(it.notices()) == 2)
-        assert it.notices() == ["The weights are already int8", "The KV cache is already none"]
+        said = "weights is already int8", "KV cache is already none"
+        assert it.notices() == [f"The scheme of the {each}" for each in said]
         assert (backend.quantized, backend.recached) == ([], [])
         it.main.show_snapshot(replace(shot, change=Change("none", 3, 8)))
         await it.pilot.press("shift+tab", "enter")

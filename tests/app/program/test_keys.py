@@ -48,6 +48,8 @@ async def test_function_keys_in_the_help_close_it_and_act(bench: Callable[..., A
         await it.until(lambda: it.app.screen not in (it.main, shown))
         await it.pilot.press("f8")
         await it.until(lambda: it.app.screen is it.main)
+        await it.pilot.press("f1", "ctrl+p")  # the help's last line names it
+        await it.until(lambda: "All commands" in it.screen_text() and "Help" not in it.screen_text())
 
 
 @run

@@ -25,8 +25,8 @@ from engine.api.events import (
 from engine.api.params import SamplingParams
 from minichat.chats.store import Store
 from minichat.clients.local import LocalBackend
-from minichat.commands.tour import keep_chats, start_of
-from minichat.features.tour.feature import KEEP, Tour
+from minichat.commands.tour import keep_chats, say_kept, start_of
+from minichat.features.tour.feature import KEEP, KEPT, Tour
 from minichat.features.tour.pages import BLOCKS, LONG, PAGES, SCHEME
 from minichat.features.tour.panel import TourPanel
 from minichat.settings import Settings, load
@@ -191,6 +191,23 @@ async def test_from_the_monitor_its_keys_are_reached_through_the_prompt(bench: C
 
 
 @run
+async def test_escape_does_what_the_bottom_line_says_and_keeps_the_tour(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter", "enter")
+        await it.until(lambda: len(it.replies) == 1 and "Esc stop" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.replies[0].finished)
+        await it.pilot.press("f2", "shift+tab")
+        await it.until(lambda: "Esc chat" in it.screen_text())
+        assert it.main.query_one(TourPanel).has_focus
+        await it.pilot.press("escape")
+        await it.until(lambda: "1 KV map" not in it.screen_text())
+        assert it.app.return_code is None
+        assert "A reply  2/8" in it.screen_text()
+
+
+@run
 async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
     async with bench((120, 40), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
@@ -253,18 +270,25 @@ async def test_the_screen_says_that_the_tour_starts_and_what_it_left(
     async with bench() as it:
         terminal = StringIO()
         monkeypatch.setattr(it.app, "suspend", lambda: redirect_stdout(terminal))
-        seen, kept = list[str](), it.app.store.export_json(it.app.chats.active.chat.id)
+        seen, keeps = list[str](), True
 
-        def tour(*_: object, **__: object) -> SimpleNamespace:
+        def tour(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
             seen.append(terminal.getvalue())
-            it.app.store.import_json(kept)
-            it.app.store.import_json(kept)
+            if keeps:
+                monkeypatch.setenv(KEPT, env[KEPT])
+                say_kept(2)
+            it.app.store.create_chat()  # in another window
             return SimpleNamespace(returncode=0)
 
         monkeypatch.setattr(subprocess, "run", tour)
         await it.command("program.tour")
         await it.until(lambda: "Kept 2 chats. ^O lists them" in it.notices())
         assert seen == ["minichat: starting the tour ...\n"]
+
+        keeps, before = False, len(it.notices())
+        await it.command("program.tour")
+        assert len(seen) == 2
+        assert len(it.notices()) == before, "nothing was kept"
 
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
         await it.command("program.tour")

@@ -89,7 +89,7 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
         assert "Regenerate" not in it.screen_text()
         await it.pilot.press("escape")
         assert (offered(), it.replies) == ([False, False], [])
-        assert it.notices() == [str(error)]
+        assert it.notices() == [str(error), "There is no failed reply to retry now"]
         active.tune(active.chat.params.changed(**mended))
         await it.until(lambda: offered() == [True, True])
         await it.pilot.press("alt+r")
@@ -226,7 +226,7 @@ async def test_no_retry_is_offered_while_the_engine_is_dead(
         asked = len(it.replies)
         it.main.transcript.focus()
         await it.pilot.press("r")
-        assert it.notices() == []
+        assert it.notices() == ["There is no failed reply to retry now"]
         await it.pilot.press("alt+r")
         await it.until(lambda: "There is no engine. F5 restarts the engine" in it.notices())
         it.app.notify("another")  # a notice that is visible is not repeated

@@ -1,0 +1,56 @@
+"""The keys on the bottom line are those of the place with the focus."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+
+@run
+async def test_the_bottom_line_has_the_keys_of_the_filter_of_events(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("alt+m", "slash")
+        await it.until(lambda: "Enter keep the filter  Esc all events  F1" in keys())
+        await it.pilot.press("x", "enter")
+        await it.until(lambda: "/ filter" in keys() and "Esc all events" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "/ filter" in keys() and "Esc back" in keys())
+
+
+@run
+async def test_in_a_chat_it_says_what_escape_does(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        reply = await it.say("hello")
+        await it.pilot.press("f3", "shift+tab")
+        await it.until(lambda: it.main.transcript.has_focus and "y copy  Esc close" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.drawer.display)
+        it.main.transcript.focus()
+        await it.until(lambda: "y copy  Esc stop" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: reply.finished)
+        it.main.transcript.focus()
+        await it.until(lambda: "y copy  Esc back" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.main.prompt.has_focus)
+
+
+@run
+async def test_it_has_the_keys_of_the_list_of_files(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.say("hello")
+        await it.pilot.press("@", "n")
+        await it.until(lambda: "Tab complete  Up Down choose  Esc close" in keys())
+        assert "Esc stop" not in keys()
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc stop" in keys() and "Tab complete" not in keys())

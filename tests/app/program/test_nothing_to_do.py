@@ -1,0 +1,63 @@
+"""Keys that the help and the bottom line show say why they do nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+
+@run
+@pytest.mark.parametrize(
+    ("key", "notice"),
+    [
+        ("m", "There is no message here"),
+        ("y", "There is nothing to copy"),
+        ("n", "There is no match to go to"),
+        ("N", "There is no match to go to"),
+        ("r", "There is no failed reply to retry now"),
+        ("enter", "There is no reasoning here"),
+    ],
+)
+async def test_in_a_chat(bench: Callable[..., Any], key: str, notice: str) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press("tab", key)
+        await it.until(lambda: it.notices() == [notice])
+
+
+@run
+@pytest.mark.parametrize(
+    ("key", "notice"),
+    [
+        ("x", "There is no request to abort"),
+        ("P", "There is no request to preempt"),
+        ("r", "The engine has no other replica"),
+        ("t", "The graphs will show 2 min"),
+    ],
+)
+async def test_in_the_monitor(bench: Callable[..., Any], key: str, notice: str) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m", key)
+        await it.until(lambda: it.notices() == [notice])
+
+
+@run
+@pytest.mark.parametrize("key", ["ctrl+pagedown", "alt+h"])
+async def test_with_one_chat(bench: Callable[..., Any], key: str) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press(key)
+        await it.until(lambda: it.notices() == ["There is no other chat. ^N opens one"])
+        await it.pilot.press("ctrl+n", key)
+        assert len(it.notices()) == 1
+
+
+@run
+async def test_without_a_reply(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.command("reply.stop_all")
+        await it.until(lambda: it.notices() == ["No reply is running"])
+        reply = await it.say("hello")
+        await it.command("reply.stop_all")
+        await it.until(lambda: reply.finished)
+        assert len(it.notices()) == 1
