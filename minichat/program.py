@@ -158,8 +158,8 @@ class Workspace(Protocol):
     def take_away(self, conversation: Conversation) -> None:
         """Remove a chat that has just been closed."""
 
-    def keep_drafts(self) -> None:
-        """Save the unsent draft of every chat."""
+    def keep_drafts(self, *, soon: bool = False) -> None:
+        """Save the unsent texts of every chat: now, or while one is typed `soon`."""
 
     def mount(self, *widgets: Widget, before: Widget | None = None) -> AwaitMount: ...
 

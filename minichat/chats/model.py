@@ -99,6 +99,7 @@ class Chat:
     adapter: str = ""  # the LoRA adapter of its next reply
     messages: list[Message] = field(default_factory=list)
     draft: str = ""
+    typed_system: str | None = None  # a system prompt that was typed and not accepted
     earlier: int = 0  # messages in the store before messages[0]
     created_at: float = 0.0
     closed_at: float | None = None

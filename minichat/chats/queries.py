@@ -19,7 +19,9 @@ Db = sqlite3.Connection
 
 
 def chat_row(db: Db, chat_id: int) -> sqlite3.Row:
-    row = db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
+    typed = "SELECT text FROM typed_systems WHERE typed_systems.id = chats.id"
+    select = f"SELECT *, ({typed}) AS typed_system FROM chats WHERE id = ?"
+    row = db.execute(select, (chat_id,)).fetchone()
     if row is None:
         raise ChatGone
     return row
@@ -46,6 +48,14 @@ def update_chat(db: Db, chat_id: int, changes: dict[str, Any]) -> None:
     columns = ", ".join(f"{name} = ?" for name in changes)
     if not db.execute(f"UPDATE chats SET {columns} WHERE id = ?", (*changes.values(), chat_id)).rowcount:
         raise ChatGone
+
+
+def keep_typed_system(db: Db, chat_id: int, text: str | None) -> None:
+    chat_row(db, chat_id)
+    if text is None:
+        db.execute("DELETE FROM typed_systems WHERE id = ?", (chat_id,))
+    else:
+        db.execute("INSERT OR REPLACE INTO typed_systems (id, text) VALUES (?, ?)", (chat_id, storable(text)))
 
 
 def closed_last(db: Db) -> int | None:

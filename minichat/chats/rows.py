@@ -110,6 +110,7 @@ def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int) -> Chat:
         adapter=row["adapter"],
         messages=messages,
         draft=row["draft"],
+        typed_system=row["typed_system"],
         earlier=earlier,
         created_at=row["created_at"],
         closed_at=row["closed_at"],

@@ -40,12 +40,23 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE chats ADD COLUMN own_params TEXT",
     "CREATE TABLE deleted_chats (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
+# No migration, since an older minichat would refuse the file. It ignores this table.
+_TYPED_SYSTEMS = """
+    CREATE TABLE IF NOT EXISTS typed_systems (
+        id INTEGER PRIMARY KEY REFERENCES chats (id) ON DELETE CASCADE,
+        text TEXT NOT NULL
+    )
+"""
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     """Migrate the database to the newest version in one transaction."""
-    if _version(connection) == len(migrations):
-        return
+    if _version(connection) != len(migrations):
+        _advance(connection, migrations)
+    connection.execute(_TYPED_SYSTEMS)
+
+
+def _advance(connection: sqlite3.Connection, migrations: Sequence[str]) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         version = _version(connection)  # another process may have migrated it

@@ -98,6 +98,10 @@ class Store:
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
 
+    def keep_typed_system(self, chat_id: int, text: str | None) -> None:
+        """Keep a system prompt that was typed and not accepted; None: there is none."""
+        self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text))
+
     def tune(
         self, chat_id: int, before: SamplingParams, after: SamplingParams, own: SamplingParams | None = None
     ) -> SamplingParams:

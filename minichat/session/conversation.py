@@ -47,7 +47,6 @@ class Conversation:
         self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
         self.edited = ""  # what it is replaced by, as far as it is typed
-        self.instructing: str | None = None  # a system prompt that was typed and not accepted
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
         self.watching = False  # whether the likeliest tokens are shown

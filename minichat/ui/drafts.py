@@ -25,18 +25,20 @@ def keep(conversation: Conversation, text: str) -> None:
 
 
 class SavedDrafts:
-    """Saves drafts that have changed. No timer runs while nothing is typed."""
+    """Saves drafts that have changed, also of system prompts. No timer runs while nothing is typed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         # What this screen has stored or read. Another screen may have stored something else since.
         self._kept = WeakKeyDictionary[Conversation, str]()
+        self._kept_systems = WeakKeyDictionary[Conversation, str | None]()
         self.know(context.chats)
         self._timer: Timer | None = None
 
     def know(self, conversations: Iterable[Conversation]) -> None:
         """Take the drafts of these chats as stored: they have just been read."""
-        self._kept.update({each: each.chat.draft for each in conversations})
+        for each in conversations:
+            self._kept[each], self._kept_systems[each] = each.chat.draft, each.chat.typed_system
 
     def note(self) -> None:
         """Schedule a save: the text has changed."""
@@ -48,10 +50,15 @@ class SavedDrafts:
         if self._timer is not None:
             self._timer.stop()
             self._timer = None
-        context, active = self._context, self._context.chats.active
+        context, active, store = self._context, self._context.chats.active, self._context.chats.services.store
         keep(active, context.workspace.prompt.text)
         for each in list(context.chats):
             if self._kept.get(each) != (draft := each.chat.draft):
                 self._kept[each] = draft
                 with context.program.reporting_errors():
-                    context.chats.services.store.change_chat(each.chat.id, draft=draft)
+                    store.change_chat(each.chat.id, draft=draft)
+            typed = each.chat.typed_system
+            if each not in self._kept_systems or self._kept_systems[each] != typed:
+                self._kept_systems[each] = typed
+                with context.program.reporting_errors():
+                    store.keep_typed_system(each.chat.id, typed)

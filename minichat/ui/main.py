@@ -327,8 +327,8 @@ class MainScreen(FrameScreen[None]):
         self.drafts.note()
         self.composing.note()
 
-    def keep_drafts(self) -> None:
-        self.drafts.keep()
+    def keep_drafts(self, *, soon: bool = False) -> None:
+        (self.drafts.note if soon else self.drafts.keep)()
 
     @on(Prompt.RecallRequested)
     def _recall(self, event: Prompt.RecallRequested) -> None:

@@ -1,7 +1,9 @@
 """The chat store as a screen uses it."""
 
+import sqlite3
 import stat
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,36 @@ def test_everything_is_restored_after_a_restart(opened: Opener) -> None:
     )
     assert found.messages == [asked, reply]
     assert (found.letter, found.earlier, found.closed_at) == ("a", 0, None)
+
+
+@pytest.mark.parametrize("typed", ["Be long.", ""])
+def test_a_typed_system_prompt_is_kept_beside_the_one_in_use(opened: Opener, typed: str) -> None:
+    store = opened()
+    chat, other = store.create_chat("", "Be short."), store.create_chat()
+    store.keep_typed_system(chat.id, "Be")
+    store.keep_typed_system(chat.id, typed)
+    found, untouched = opened().open_chats()
+    assert (found.system, found.typed_system, untouched.typed_system) == ("Be short.", typed, None)
+    store.keep_typed_system(chat.id, None)
+    assert opened().chat(chat.id).typed_system is None
+    store.delete_chat(other.id)
+    with pytest.raises(ChatGone):
+        store.keep_typed_system(other.id, typed)
+
+
+def test_an_older_minichat_reads_and_deletes_a_chat_with_a_typed_system_prompt(opened: Opener) -> None:
+    """It knows nothing of the table, and refuses a file with more migrations than its own."""
+    store = opened()
+    chat = store.create_chat("", "Be short.")
+    store.keep_typed_system(chat.id, "Be long.")
+    with closing(sqlite3.connect(store.path or "")) as older:
+        older.execute("PRAGMA foreign_keys = ON")
+        assert older.execute("SELECT max(version) FROM migrations").fetchone() == (5,)
+        columns = [row[1] for row in older.execute("PRAGMA table_info(chats)")]
+        assert columns[-2:] == ["adapter", "own_params"], "it could not repair a damaged file with others"
+        older.execute("DELETE FROM chats")
+        older.commit()
+        assert older.execute("SELECT count(*) FROM typed_systems").fetchone() == (0,)
 
 
 def test_the_last_messages_are_read_first_and_older_ones_in_pages(store: Store) -> None:

@@ -51,6 +51,7 @@ def damage(path: Path, chats: int = 3, messages: int = 60) -> None:
         chat = store.create_chat(f"chat {number}")
         for n in range(messages):
             store.append(chat.id, "user", f"message {n} " + "." * 200)
+    store.keep_typed_system(chat.id, "Be long.")
     page = connection(store).execute(
         "SELECT pageno FROM dbstat WHERE name = 'messages' AND pagetype = 'leaf' LIMIT 1 OFFSET 3"
     )
@@ -77,6 +78,7 @@ def test_readable_rows_of_a_damaged_database_are_kept(path: Path, opened: Opener
     store = opened()
     saved = sum(len(store.history(chat.id)) for chat in store.open_chats())
     assert 100 < saved < 180
+    assert [chat.typed_system for chat in store.open_chats()] == [None, None, "Be long."]
     assert f"messages saved from it: {saved}" in notice(store)
     assert len(list(path.parent.glob("chats.damaged-*.db"))) == 1
     again = opened()

@@ -134,19 +134,24 @@ def rename(context: Context) -> None:
 def instruct(context: Context) -> None:
     active = context.chats.active
 
+    def keep() -> None:
+        active.chat.typed_system = asked.text if asked.holds_work() else None
+        context.workspace.keep_drafts(soon=True)
+
     def take(text: str | None) -> None:
-        left = text is None and asked.holds_work()
-        active.instructing = asked.text if left else None
+        keep()
         if text is not None:
+            active.chat.typed_system = None
             with context.program.reporting_errors():
                 active.instruct(text.strip())
-        elif left:
+        context.workspace.keep_drafts()
+        if active.chat.typed_system is not None:
             again = f"{context.keys.name('chat.system')} shows it again"
             context.app.notify(f"What you typed is not used. {again}")
 
-    typed = active.instructing
+    typed = active.chat.typed_system
     when = "applies from the next reply" if typed is None else "typed, not used yet; ^Z: the one in use"
-    asked = AskScreen(f"System prompt ({when})", active.chat.system, lines=True, typed=typed)
+    asked = AskScreen(f"System prompt ({when})", active.chat.system, lines=True, typed=typed, keep=keep)
     context.app.push_screen(asked, take)
 
 

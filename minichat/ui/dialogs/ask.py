@@ -39,13 +39,15 @@ class AskScreen(Dialog[str]):
         lines: bool = False,
         refused: bool = False,
         typed: str | None = None,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
         """`answer` fills the field. One line of it is selected, so that typing replaces it, unless it is
         the user's own that was `refused` and needs a correction. `typed` replaces several lines; an undo
-        brings them back.
+        brings them back. `keep` is called when they change.
         """
         super().__init__()
         self._question, self._lines, self._typed = question, lines, typed
+        self._keep = keep
         self._given = enterable(answer)
         self._field: Input | TextArea
         if lines:
@@ -72,6 +74,9 @@ class AskScreen(Dialog[str]):
         if isinstance(self._field, TextArea):
             # No higher than its dialog, or it would not scroll to the cursor.
             self._field.styles.max_height = inner_height(self.size.height)
+
+    def on_text_area_changed(self) -> None:
+        self._keep()
 
     def on_input_submitted(self) -> None:
         self.action_take()

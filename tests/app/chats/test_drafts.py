@@ -152,3 +152,51 @@ async def test_a_message_to_all_panes_replaces_no_edited_message_of_another_chat
         first = next(iter(it.app.chats))
         assert [each.text for each in first.chat.messages if each.role == "user"] == ["hello", "to all"]
         assert first.edited == "hello again"
+
+
+@run
+async def test_a_system_prompt_that_is_typed_is_saved_like_a_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.active.instruct("Be brief.")
+        stored = lambda: it.app.store.open_chats()[0].typed_system  # noqa: E731
+        await it.pilot.press("alt+s", *" No")
+        await it.until(lambda: stored() == "Be brief. No")
+        await it.pilot.press("x", "escape")
+        await it.until(lambda: it.app.screen is it.main)
+        assert stored() == "Be brief. Nox", "the notice says that it is kept"
+        await it.pilot.press("alt+s", "ctrl+z", "escape")
+        await it.until(lambda: stored() is None)
+        assert it.app.store.open_chats()[0].system == "Be brief."
+
+
+@run
+async def test_a_system_prompt_that_is_left_returns_with_its_chat(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        it.app.chats.active.instruct("Be brief.")
+        await it.pilot.press("alt+s", "x", "escape", "alt+w")
+        await it.until(lambda: not it.app.chats.active.chat.system)
+        await it.pilot.press("alt+z")
+        await it.until(lambda: it.app.chats.active.chat.system)
+        await it.pilot.press("alt+s")
+        await it.until(lambda: "System prompt (typed, not used yet" in it.screen_text())
+        await it.pilot.press("!", "ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    async with bench((80, 24)) as it:
+        await it.pilot.press("alt+s")
+        await it.until(lambda: "Be brief.x!" in it.screen_text())
+        assert it.app.chats.active.chat.system == "Be brief."
+        await it.pilot.press("ctrl+s")
+        await it.until(lambda: it.app.chats.active.chat.system == "Be brief.x!")
+        await it.until(lambda: it.app.store.open_chats()[0].typed_system is None)
+
+
+@run
+async def test_a_draft_does_not_remove_a_system_prompt_typed_on_another_screen(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        chat = it.app.chats.active.chat
+        it.app.store.keep_typed_system(chat.id, "theirs")
+        await it.pilot.press("h")
+        await it.until(lambda: it.app.store.chat(chat.id).draft == "h")
+        assert it.app.store.chat(chat.id).typed_system == "theirs"
