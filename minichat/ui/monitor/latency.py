@@ -13,6 +13,7 @@ _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
 _ONE_BY_ONE = 4  # ranks and stages; of more, the mean is shown
 _EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
+_ABOVE = 5  # lines above those of memory
 _MEMORY = {
     "weights": "weights",
     "cache": "cache",
@@ -49,7 +50,7 @@ class Latency(Pane):
             facts.append(f"TTFT target {shot.latency_target * 1e3:g} ms")
         if shot.prompt_limit:
             facts.append(f"prompts {shot.prompt_limit:,} a step")
-        shared, load = _bubbles(shot.bubbles) or _ranks(shot), _load(shot)
+        shared, load, whose = _bubbles(shot.bubbles) or _ranks(shot), _load(shot), one_rank(shot)
         heading = self.heading(*facts, load if shared else "", right=shared or load)
         if not _measured(shot) and height == 2:
             return (heading, ((" no measurements yet", "muted"),))
@@ -59,7 +60,7 @@ class Latency(Pane):
             _quantiles("next token", shot.itl),
             self._bar(times, width),
             _parts(times, self.signs.parts, width),
-            _memory(shot.memory, f"{whose}: " if (whose := one_rank(shot)) else "", width),
+            *_memory(shot.memory, whose and f"{whose}: ", width, height - _ABOVE, self.signs.cut),
         )
 
     def _bar(self, times: StepTimes, width: int) -> Row:
@@ -99,7 +100,7 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
         for name, sign, seconds, look in zip(_PARTS, signs, astuple(times), _LOOKS, strict=True):
             figure = f"{seconds * 1e3:.1f}" if seconds < 0.0995 else f"{seconds * 1e3:.0f}"
             spans += [(f"{sign} ", look), (f"{name[:letters]} ".lstrip(), "muted"), (f"{figure} ", "value")]
-        if sum(len(text) for text, _ in spans) <= width + 1:
+        if _length(spans) <= width + 1:
             break
     return tuple(spans)
 
@@ -122,15 +123,23 @@ def _shares(found: Sequence[float]) -> str:
     return " ".join(f"{share:.0%}" for share in each)
 
 
-def _memory(memory: dict[str, int], whose: str, width: int) -> Row:
-    spans: list[Span] = [(f" {whose}", "muted")]
-    used = len(whose) + 1
-    for key, name in _MEMORY.items():
-        if not memory.get(key):
-            continue
-        figure = size(memory[key])
-        used += len(name) + len(figure) + 3
-        if used > width + 2:
-            break
-        spans += [(f"{name} ", "muted"), (f"{figure}  ", "value")]
-    return tuple(spans)
+def _memory(memory: dict[str, int], whose: str, width: int, lines: int, cut: str) -> list[Row]:
+    """What each kind takes, on up to so many lines; a sign if some are left out."""
+    rows: list[list[Span]] = [[(f" {whose}", "muted")]]
+    for name, taken in ((name, memory[key]) for key, name in _MEMORY.items() if memory.get(key)):
+        figure = size(taken)
+        if len(rows[-1]) > 1 and _length(rows[-1]) + len(f"{name} {figure}") > width:
+            rows.append([(" ", "")])
+        rows[-1] += [(f"{name} ", "muted"), (figure, "value"), ("  ", "")]
+    shown = rows[: max(lines, 1)]
+    if len(shown) < len(rows):
+        last = shown[-1]
+        while len(last) > 4 and _length(last[:-1]) >= width:
+            del last[-3:]
+        blanks = max(0, min(2, width - 1 - _length(last[:-1])))
+        last[-1:] = [(f"{' ' * blanks}{cut}", "muted")]
+    return [tuple(row) for row in shown]
+
+
+def _length(spans: Sequence[Span]) -> int:
+    return sum(len(text) for text, _ in spans)

@@ -205,13 +205,27 @@ async def test_a_gpu_shows_its_utilization() -> None:
         assert "GPU" not in lines(latency)[0]
 
 
-@pytest.mark.parametrize(("width", "ends"), [(50, "free 23.9 GB"), (62, "free 23.9 GB  draft 69.9 MB")])
-async def test_free_memory_has_room_before_that_of_drafts(width: int, ends: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ((62, 6), " weights 12.6 MB  cache 268 MB  free 23.9 GB  draft 69.9 MB"),
+        ((59, 6), " weights 12.6 MB  cache 268 MB  free 23.9 GB  draft 69.9 MB"),
+        ((58, 6), " weights 12.6 MB  cache 268 MB  free 23.9 GB  ~"),
+        ((46, 6), " weights 12.6 MB  cache 268 MB  free 23.9 GB ~"),
+        ((45, 6), " weights 12.6 MB  cache 268 MB  free 23.9 GB~"),
+        ((44, 6), " weights 12.6 MB  cache 268 MB  ~"),
+        ((20, 6), " weights 12.6 MB  ~"),
+        ((46, 7), " weights 12.6 MB  cache 268 MB  free 23.9 GB| draft 69.9 MB"),
+        ((27, 7), " weights 12.6 MB| cache 268 MB  ~"),
+        ((31, 20), " weights 12.6 MB  cache 268 MB| free 23.9 GB  draft 69.9 MB"),
+    ],
+)
+async def test_memory_wraps_and_has_a_sign_if_a_part_is_left_out(size: tuple[int, int], shown: str) -> None:
     memory = {"weights": 12_600_000, "cache": 268_000_000, "draft": 69_900_000, "device_free": 23_900_000_000}
     latency = Latency(ascii=True)
-    async with staged(latency, (width, 6), focus=False):
+    async with staged(latency, size, focus=False):
         latency.update_from(replace(snapshot(64, step_times=StepTimes(0.1)), memory=memory), OWNERS)
-        assert lines(latency)[5].rstrip() == f" weights 12.6 MB  cache 268 MB  {ends}"
+        assert "|".join(line.rstrip() for line in lines(latency)[5:]).rstrip("|") == shown
 
 
 async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
@@ -220,10 +234,10 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
         latency.update_from(snapshot(64, step_times=StepTimes(0.0001, 0.02, 0.01, 0.0001)), OWNERS)
         assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
         assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than color
-        assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB"
+        assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB  …"
         ranks = tuple(RankView(rank, "cpu", 100 + rank, 2**20) for rank in (0, 1))
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
-        assert lines(latency)[5].rstrip() == " one rank: weights 5.2 GB  cache 1.1 GB"
+        assert lines(latency)[5].rstrip() == " one rank: weights 5.2 GB  cache 1.1 GB…"
         fleet = snapshot(
             64,
             ranks=ranks,
