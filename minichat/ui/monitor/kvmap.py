@@ -212,7 +212,7 @@ class KVMap(Pane):
             room = width - len(words) - len('  ""')
             quoted = f'  "{clip(text, room, self.signs.cut).rstrip()}"' if text and room >= _QUOTED else ""
             return [first, ((words, "value"), (quoted, "strong"))]
-        return [first, totals(shot, state, self.tint, shades, self.signs, width, halves=halves)]
+        return [first, totals(shot, state, code, self.tint, shades, self.signs, width, halves=halves)]
 
     def _summary(self, blocks: Sequence[int]) -> str:
         held = self._state[list(blocks)]

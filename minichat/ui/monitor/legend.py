@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from rich.style import Style
 
 from engine.api.snapshot import HOST, Snapshot, moved_where
 from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
@@ -15,8 +16,8 @@ _ENDS = {
     Tint.REFERENCES: ("0 holders", f"{RAMP - 1} or more"),
     Tint.FILL: ("empty", "full"),
 }
-# Of shared and cached blocks. Otherwise their letters show an age, a count, a share or a tier.
-_LETTERS = {Tint.OWNER: ("+", "a"), Tint.REFERENCES: ("", "-"), Tint.FILL: ("", "-")}
+_STATES = (State.SHARED, State.CACHED, State.FREE)
+_CHATS = 4  # whose letters are shown for cached blocks
 
 
 def legend(
@@ -68,16 +69,28 @@ def tier_legend(
 
 
 def totals(
-    shot: Snapshot, state: np.ndarray, tint: Tint, shades: Shades, signs: Signs, width: int, *, halves: bool
+    shot: Snapshot,
+    state: np.ndarray,
+    codes: np.ndarray,
+    tint: Tint,
+    shades: Shades,
+    signs: Signs,
+    width: int,
+    *,
+    halves: bool,
 ) -> Row:
-    """Blocks in each state, each with its letter on the map if it has one with this tint."""
+    """Blocks in each state, each with its letters on the map. An age, a count, a share or a tier has none."""
     counts = np.bincount(state, minlength=len(State))
+    if halves:
+        signed: list[Row] = [((signs.swatch, shades.swatch(each)[1]),) for each in _STATES]
+    else:
+        shared: Row = (shades.swatch(State.SHARED),) if tint is Tint.OWNER else ()
+        cached = _cached(codes[state == State.CACHED], tint, shades, signs)
+        signed = [shared, cached, (shades.swatch(State.FREE),)]
     parts: list[Row] = []
-    shared, cached = _LETTERS.get(tint, ("", ""))
-    for each, letter in ((State.SHARED, shared), (State.CACHED, cached), (State.FREE, ".")):
-        sign = signs.swatch if halves else letter
-        words = f"{' ' * bool(sign)}{each.name.lower()} {counts[each]:,}  "
-        parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
+    for each, letters in zip(_STATES, signed, strict=True):
+        words = f"{' ' * bool(letters)}{each.name.lower()} {counts[each]:,}  "
+        parts.append((*letters, (words, "value")))
     if counts[State.DROPPED]:
         words = f" dropped {counts[State.DROPPED]:,}  "
         sign = signs.swatch if halves else "~"
@@ -92,6 +105,18 @@ def totals(
         for tier in shot.tiers
     ]
     return _fitting(parts, width)
+
+
+def _cached(codes: np.ndarray, tint: Tint, shades: Shades, signs: Signs) -> Row:
+    """The letters of cached blocks: those of the chats that left them, most blocks first, or a dash."""
+    if tint is not Tint.OWNER:
+        return (shades.swatch(State.CACHED),) if tint in (Tint.REFERENCES, Tint.FILL) else ()
+    held = np.bincount(codes)
+    letters: dict[str, Style] = {}
+    for code in np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist():
+        letters.setdefault(*shades.swatch(State.CACHED, code))  # two chats may share one
+    more = ((signs.cut, "muted"),) if len(letters) > _CHATS else ()
+    return (*list(letters.items())[:_CHATS], *more)
 
 
 def _fitting(parts: Sequence[Row], width: int) -> Row:

@@ -41,14 +41,14 @@ async def test_without_color_letters_show_owner_and_state() -> None:
         assert first.rstrip() == "++++++++AAAAAAAABBBBcccc........"
         assert lines(kvmap)[-2:] == [
             " # A 4  # B 1".ljust(47),
-            " + shared 2  a cached 1  host 3/64  . free 2".ljust(47)[:47],
+            " + shared 2  c cached 1  host 3/64  . free 2".ljust(47)[:47],
         ]
 
 
 async def test_the_letters_below_the_map_are_those_on_it() -> None:
     kvmap = KVMap(ascii=True)
     below = {
-        Tint.OWNER: "+ shared 2  a cached 1  host 3/64  . free 2",
+        Tint.OWNER: "+ shared 2  c cached 1  host 3/64  . free 2",
         Tint.AGE: "shared 2  cached 1  host 3/64  . free 2",
         Tint.REFERENCES: "shared 2  - cached 1  host 3/64  . free 2",
         Tint.FILL: "shared 2  - cached 1  host 3/64  . free 2",
@@ -69,6 +69,24 @@ async def test_no_color_uses_letters(monkeypatch: pytest.MonkeyPatch) -> None:
         kvmap.update_from(small(), OWNERS)
         assert not kvmap.halves
         assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
+
+
+@pytest.mark.parametrize(
+    ("left", "shown"),
+    [
+        ({}, " + shared 2  cached 0"),
+        ({5: 15}, " + shared 2  p cached 1"),
+        ({5: 3, 6: 15, 7: 15}, " + shared 2  pd cached 3"),
+        ({5: 3, 6: 900, 7: 900}, " + shared 2  -d cached 3"),
+        ({5: 2, 6: 18}, " + shared 2  c cached 2"),
+        ({block: block for block in range(5, 14)}, " + shared 2  fghi~ cached 9"),
+    ],
+)
+async def test_letters_of_cached_blocks_are_those_on_the_map(left: dict[int, int], shown: str) -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (60, 8), focus=False):
+        kvmap.update_from(snapshot(16, TWO, blocks=blocks(16, TWO, left)), OWNERS)
+        assert lines(kvmap)[-1].partition("  host")[0] == shown
 
 
 async def test_ansi_themes_use_colored_letters() -> None:
