@@ -2,9 +2,11 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -17,8 +19,11 @@ from engine.server.config import ServerConfig
 from engine.server.http.auth import prefix_salt
 from engine.server.http.binding import tcp_socket, unix_socket
 from engine.server.http.listen import server
+from minichat.cli import parser
 from minichat.clients.address import Address
 from minichat.clients.link import Link
+from minichat.commands.serve import announce
+from minichat.shell.paths import locate
 from tests.server.conftest import KEY, MODEL, PLAIN, Served, dry, raw, serving
 from tests.waiting import LIMIT, becomes
 
@@ -296,3 +301,14 @@ class TestSockets:
         link = Link(address)
         await link.open()
         await link.close()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_start_shows_the_key_on_a_terminal_only(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with socket.socket() as bound:
+        announce(parser().parse_args(["serve", "--uds", "here"]), (KEY,), bound, Path("here"))
+    shown = f": {KEY}" if terminal else ""
+    assert f"the key is in {locate().server_key}{shown}\n" in capsys.readouterr().err
