@@ -148,12 +148,13 @@ class TestOverHttp:
         [
             ({"best_of": 2, "n": 3}, "best_of", "less than n"),
             ({"best_of": 65}, "best_of", "64"),
-            ({"num_beams": 2, "n": 3}, "n", "more than beams"),
-            ({"num_beams": 4, "best_of": 4}, "best_of", "cannot be combined with beams"),
+            ({"num_beams": 2, "n": 3}, "n", "more than num_beams (2)"),
+            ({"num_beams": 4, "best_of": 4}, "best_of", "cannot be combined with num_beams (4)"),
             ({"num_beams": 300}, "num_beams", "rows"),
             ({"num_beams": 513}, "num_beams", "512"),
-            ({"num_beams": 4, "speculate": "ngram"}, "speculate", "cannot be combined with beams"),
-            ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be combined with beams"),
+            ({"num_beams": 4, "speculate": "ngram"}, "speculate", "cannot be combined with num_beams (4)"),
+            ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be combined with num_beams (4)"),
+            ({"min_tokens": 9, "max_tokens": 2}, "min_tokens", "more than max_tokens (2)"),
             (
                 {"speculate": "ngram", "guided_regex": "a+"},
                 "guided_regex",
@@ -178,6 +179,13 @@ class TestOverHttp:
         error = refused(client.post(path, json={**start, **fields}))
         assert error["param"] == param
         assert words in error["message"]
+
+    def test_a_shorter_reply_is_refused_under_the_clients_name_for_its_length(
+        self, client: httpx.Client
+    ) -> None:
+        body = {"messages": user("hi"), "min_tokens": 9, "max_completion_tokens": 2}
+        error = refused(client.post(CHAT, json=body))
+        assert error["message"] == "min_tokens: 9 is more than max_completion_tokens (2)"
 
     def test_metrics_of_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
         listens, listen = Flag(), Stream.listen
