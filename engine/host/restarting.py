@@ -36,6 +36,7 @@ class _Totals(NamedTuple):
     finished: int = 0
     preemptions: int = 0
     evictions: int = 0
+    hits: float = 0.0  # the shares that requests found in the prefix cache, summed over them
 
     def plus(self, shot: Snapshot) -> "_Totals":
         return _Totals(
@@ -43,6 +44,7 @@ class _Totals(NamedTuple):
             self.finished + shot.finished,
             self.preemptions + shot.preemptions,
             self.evictions + shot.blocks.evictions,
+            self.hits + shot.prefix_hit_rate * shot.finished,
         )
 
 
@@ -133,6 +135,7 @@ class RestartingEngine(EngineClient):
             iteration_tokens=totals.iteration_tokens,
             finished=totals.finished,
             preemptions=totals.preemptions,
+            prefix_hit_rate=totals.hits / totals.finished if totals.finished else last.prefix_hit_rate,
             blocks=replace(last.blocks, evictions=totals.evictions),
         )
 
