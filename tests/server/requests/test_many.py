@@ -154,7 +154,6 @@ class TestOverHttp:
             ({"num_beams": 513}, "num_beams", "512"),
             ({"num_beams": 4, "speculate": "ngram"}, "speculate", "cannot be combined with num_beams (4)"),
             ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be combined with num_beams (4)"),
-            ({"min_tokens": 9, "max_tokens": 2}, "min_tokens", "more than max_tokens (2)"),
             (
                 {"speculate": "ngram", "guided_regex": "a+"},
                 "guided_regex",
@@ -179,13 +178,6 @@ class TestOverHttp:
         error = refused(client.post(path, json={**start, **fields}))
         assert error["param"] == param
         assert words in error["message"]
-
-    def test_a_shorter_reply_is_refused_under_the_clients_name_for_its_length(
-        self, client: httpx.Client
-    ) -> None:
-        body = {"messages": user("hi"), "min_tokens": 9, "max_completion_tokens": 2}
-        error = refused(client.post(CHAT, json=body))
-        assert error["message"] == "min_tokens: 9 is more than max_completion_tokens (2)"
 
     def test_metrics_of_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
         listens, listen = Flag(), Stream.listen
