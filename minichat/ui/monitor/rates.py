@@ -73,7 +73,7 @@ class RateGraphs(Pane):
                 (" batch ", "muted"),
                 (f"{rates.batch:.1f}", "value"),
                 ("  step ", "muted"),
-                (f"{rates.step_tokens:.0f} tok", "value"),
+                (f"{rates.step_tokens:,.0f} tok", "value"),
                 ("  prefix hits " if width >= 48 else "  hits ", "muted"),
                 (f"{shot.prefix_hit_rate:.0%}", "value"),
             ),

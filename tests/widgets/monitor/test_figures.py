@@ -149,6 +149,14 @@ async def test_rates_show_the_gain_of_speculation() -> None:
         assert not any("drafts" in line for line in lines(rates))
 
 
+async def test_the_tokens_of_a_large_step_have_separators() -> None:
+    rates, large = RateGraphs(ascii=True), Speeds(9000.0, 0.0, 2.0, 1.0, 4096.0)
+    async with staged(rates, (55, 6), focus=False):
+        rates.remember(snapshot(64, rates=large))
+        rates.update_from(snapshot(64, rates=large), OWNERS)
+        assert lines(rates)[4].strip() == "batch 1.0  step 4,096 tok  prefix hits 61%"
+
+
 async def test_graphs_grow_with_the_pane() -> None:
     rates = RateGraphs()
     async with staged(rates, (80, 14), focus=False):
