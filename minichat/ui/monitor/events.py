@@ -129,9 +129,11 @@ class EventLog(Pane):
         self._back = max(0, min(self._back, len(self._shown) - room))
         last = len(self._shown) - self._back
         shown = [self._shown[place] for place in range(max(0, last - room), last)]
-        count = f"{len(self._shown)} of {len(self._entries)}" if self.pattern else f"{len(self._entries)}"
+        count = (
+            f"{len(self._shown):,} of {len(self._entries):,}" if self.pattern else f"{len(self._entries):,}"
+        )
         facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
-        right = f"{self.signs.below} {self._back} new, End to follow" if self._back else ""
+        right = f"{self.signs.below} {self._back:,} new, End to follow" if self._back else ""
         if not shown:
             empty = "no matches" if self.pattern else "no events yet"
             return [self.heading(*facts), ((f" {empty}", "muted"),)]

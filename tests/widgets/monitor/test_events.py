@@ -83,6 +83,10 @@ def log() -> EventLog:
             ("routed", "to replica 2: 41 of 48 blocks are there"),
         ),
         (events.PromptRouted(1, 0, 3, 0, 1, 2, 1), ("routed", "to replica 0: 1 of 2 blocks is there")),
+        (
+            events.PromptRouted(1, 0, 3, 2, 1041, 1048, 1041),
+            ("routed", "to replica 2: 1,041 of 1,048 blocks are there"),
+        ),
         (events.PromptRouted(1, 0, 3, 0, 0, 0, 0), ("routed", "to replica 0: less than a block")),
         (
             events.PromptSent(1, 0, 3, 0, 48, 41, 0.12),
@@ -257,5 +261,5 @@ async def test_the_log_is_bounded() -> None:
         for number in range(2500):
             pane.add(events.Queued(number, 0.0, 1, number))
         await pilot.pause()
-        assert lines(pane)[0].split()[:3] == ["5", "events", "2000"]
+        assert lines(pane)[0].split()[:3] == ["5", "events", "2,000"]
         assert "of 2,499 tokens" in lines(pane)[-1]
