@@ -35,6 +35,8 @@ class RateGraphs(Pane):
     def remember(self, snapshot: Snapshot) -> None:
         """Record the rates, also while hidden, so that the graphs have no gap."""
         rates = snapshot.rates
+        if snapshot.at < self._history.now:
+            self._marks.clear()  # a new engine has a new clock
         self._history.add(snapshot.at, rates.prefill, rates.decode)
         self._ran = self._ran or rates.prefill + rates.decode > 0
         self.as_of = clock_time(self.clock())

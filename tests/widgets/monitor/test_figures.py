@@ -149,6 +149,18 @@ async def test_rates_show_the_gain_of_speculation() -> None:
         assert not any("drafts" in line for line in lines(rates))
 
 
+async def test_a_mark_of_an_earlier_clock_is_not_in_the_graph() -> None:
+    rates = RateGraphs(ascii=True)
+    async with staged(rates, (55, 6), focus=False):
+        rates.remember(at(100, when=500.0))
+        rates.mark("overlap off")
+        rates.update_from(at(100, when=500.0), OWNERS)
+        assert "overlap off" in lines(rates)[0]
+        rates.remember(at(100, when=3.0))
+        rates.update_from(at(100, when=3.0), OWNERS)
+        assert "overlap off" not in lines(rates)[0]
+
+
 async def test_the_tokens_of_a_large_step_have_separators() -> None:
     rates, large = RateGraphs(ascii=True), Speeds(9000.0, 0.0, 2.0, 1.0, 4096.0)
     async with staged(rates, (55, 6), focus=False):
