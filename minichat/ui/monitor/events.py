@@ -12,6 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
+from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
@@ -20,6 +21,7 @@ from minichat.ui.monitor.words import described, look
 from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _KEPT = 2000
+_OFF = 5.0  # seconds that two clocks may differ: a snapshot can be late
 _KIND = 9  # cells of the longest kind
 
 
@@ -106,6 +108,12 @@ class EventLog(Pane):
         if self.is_attached and not self._woken and not self.paused:
             self._woken = True
             self.call_later(self._draw_new)
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Follow the engine's clock, which stands while its machine sleeps, and restarts with it."""
+        ahead = self.clock() - snapshot.at
+        if snapshot.state == "ready" and self._ahead is not None and abs(ahead - self._ahead) > _OFF:
+            self._ahead = ahead
 
     def keep_owners(self, owners: Mapping[int, Owner]) -> None:
         """Keep the owners of all events so far: a new engine counts requests from the start."""
