@@ -66,7 +66,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         error="" if takes_prompts else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
         step=sum(shot.step for shot in shots),
         device=f"{len(shots)} x {first.device}",
-        blocks=_blocks([shot.blocks for shot in shots]),
+        blocks=_blocks(shots),
         host_in_use=sum(shot.host_in_use for shot in shots),
         host_size=sum(shot.host_size for shot in shots),
         requests=_requests(shots, starts),
@@ -123,7 +123,11 @@ def _state_of_none(views: Sequence[ReplicaView]) -> str:
     return next(each for each in ("restarting", "draining", "no answer", "stopped", "dead") if each in states)
 
 
-def _blocks(parts: Sequence[BlockView]) -> BlockView:
+def _blocks(shots: Sequence[Snapshot]) -> BlockView:
+    """A block was used as many of its own replica's steps ago as `used_at` is before the sum of all steps."""
+    step = sum(shot.step for shot in shots)
+    parts = [replace(each.blocks, used_at=each.blocks.used_at + (step - each.step)) for each in shots]
+
     def joined(name: str) -> np.ndarray:
         column = np.concatenate([getattr(each, name) for each in parts])
         column.setflags(write=False)

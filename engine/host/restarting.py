@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from engine.api.commands import Command, Submit
 from engine.api.errors import BadInput, EngineDead, EngineError
@@ -29,12 +29,31 @@ _DEATHS = 2  # a request that was running at this many is refused
 _Suspect = tuple[tuple[int, ...], SamplingParams]
 
 
+class _Totals(NamedTuple):
+    """What snapshots count since an engine's start."""
+
+    iteration_tokens: Counts = Counts()
+    finished: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    hits: float = 0.0  # the shares that requests found in the prefix cache, summed over them
+
+    def plus(self, shot: Snapshot) -> "_Totals":
+        return _Totals(
+            self.iteration_tokens.plus(shot.iteration_tokens),
+            self.finished + shot.finished,
+            self.preemptions + shot.preemptions,
+            self.evictions + shot.blocks.evictions,
+            self.hits + shot.prefix_hit_rate * shot.finished,
+        )
+
+
 class RestartingEngine(EngineClient):
     """A host whose process is replaced when it dies. Requests in it fail with the reason.
 
     Prompts, settings and numbers stay valid; changes at run time, such as another quantization scheme, are
-    lost. A request that was running at two deaths is refused, as it may be what kills the engine. The tokens
-    of steps are those of all its processes, because a server's counters do not fall.
+    lost. A request that was running at two deaths is refused, as it may be what kills the engine. Counters
+    are those of all its processes, so that they do not fall.
     `stop_process` ends the process until `start_process`.
     """
 
@@ -55,7 +74,7 @@ class RestartingEngine(EngineClient):
         self._closed = threading.Event()
         self._halt = threading.Event()  # set: no further process may start; a new event for each start
         self._bus = Bus()
-        self._before = Counts()  # the tokens of steps of earlier processes, as far as they were known
+        self._before = _Totals()  # of earlier processes, as far as they were known
         self._process = start(0)
         self._last = self._process.last
         self._adopt(self._process)
@@ -110,7 +129,15 @@ class RestartingEngine(EngineClient):
     def _counted(self) -> Snapshot:
         """The last snapshot, with what earlier processes have counted."""
         with self._gate:
-            return replace(self._last, iteration_tokens=self._before.plus(self._last.iteration_tokens))
+            last, totals = self._last, self._before.plus(self._last)
+        return replace(
+            last,
+            iteration_tokens=totals.iteration_tokens,
+            finished=totals.finished,
+            preemptions=totals.preemptions,
+            prefix_hit_rate=totals.hits / totals.finished if totals.finished else last.prefix_hit_rate,
+            blocks=replace(last.blocks, evictions=totals.evictions),
+        )
 
     @property
     def _reviving(self) -> bool:
@@ -226,7 +253,7 @@ class RestartingEngine(EngineClient):
         process = self._start(self._starts * _NUMBERS)
         with self._gate:
             if not (halted := halt.is_set()):
-                self._before, self._last = self._before.plus(self._last.iteration_tokens), process.last
+                self._before, self._last = self._before.plus(self._last), process.last
                 self._process, self._why, self._chat = process, "", process.chat
         if halted:
             process.close()

@@ -54,7 +54,7 @@ def scaled(value: float, unit: str) -> tuple[float, str]:
     if unit != "s" and not unit.startswith("s/"):
         return 1.0, unit
     for scale, name in SCALES:
-        if abs(value) >= scale:
+        if abs(value) >= 0.9995 * scale:
             return scale, name + unit[1:]
     return 1.0, unit
 

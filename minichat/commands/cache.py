@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.api.places import DiskRoom, expanded
 from engine.kv.tiers.disk_index import Contents, DiskIndex
-from minichat.models.progress import duration
+from minichat.models.progress import duration, size
 from minichat.plural import plural
 from minichat.shell.paths import locate
 
@@ -35,12 +35,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cleared(found: Contents) -> str:
-    return f"removed {plural(found.blocks, 'block')}, {found.nbytes / 1e6:,.1f} MB"
+    return f"removed {plural(found.blocks, 'block')}, {size(found.nbytes)}"
 
 
 def _shown(folder: Path, found: Contents) -> str:
-    size = f"{plural(found.blocks, 'block')} of {plural(found.chats, 'chat')}, {found.nbytes / 1e6:,.1f} MB"
-    lines = [f"folder  {folder}", f"blocks  {size}"]
+    kept = f"{plural(found.blocks, 'block')} of {plural(found.chats, 'chat')}, {size(found.nbytes)}"
+    lines = [f"folder  {folder}", f"blocks  {kept}"]
     if found.blocks:
         lines.append(f"oldest  last used {duration(time.time() - found.oldest)} ago")
     return "\n".join(lines)

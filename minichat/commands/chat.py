@@ -175,7 +175,8 @@ class Talk:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
             rate = ReplyCosts(0, tokens, time.monotonic() - began, first, at_first).rate
-            print(f"\x1b[2m{plural(tokens, 'token')}{f', {rate:.0f} tok/s' if rate else ''}\x1b[0m")
+            speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+            print(f"\x1b[2m{plural(tokens, 'token')}{f', {speed} tok/s' if rate else ''}\x1b[0m")
 
     def _report_end(self, last: Delta, tokens: int) -> None:
         """Report a reply that failed or is not complete."""

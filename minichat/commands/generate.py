@@ -281,7 +281,8 @@ class ReplyCosts:
 
     def __str__(self) -> str:
         note = "" if self.first is None else f"; first token after {self.first:.3f} s"
-        rate = f", then {self.rate:.1f} tok/s" if self.rate else ""
+        speed = f"{self.rate:.1f}" if self.rate >= 0.95 else f"{self.rate:.2g}"
+        rate = f", then {speed} tok/s" if self.rate else ""
         prompt, tokens = plural(self.prompt, "token"), plural(self.tokens, "token")
         reply = f"reply {tokens}" if self.replies == 1 else f"{tokens} of {self.replies} replies"
         return f"prompt {prompt}, {reply} in {self.seconds:.3f} s{note}{rate}"

@@ -74,6 +74,7 @@ def test_the_first_token_is_left_out_of_the_rate(
 def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
     assert str(ReplyCosts(3, 41, 2.5, 0.5, 1)).endswith("first token after 0.500 s, then 20.0 tok/s")
     assert str(ReplyCosts(3, 41, 2.5, 0.5, 21)).endswith("then 10.0 tok/s")
+    assert str(ReplyCosts(3, 3, 50.5, 0.5, 1)).endswith("then 0.04 tok/s")
     assert str(ReplyCosts(1, 5, 0.3012, 0.3010, 5)) == (
         "prompt 1 token, reply 5 tokens in 0.301 s; first token after 0.301 s"
     )
@@ -81,14 +82,15 @@ def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
     assert str(ReplyCosts(3, 40, 2.0, replies=3)) == "prompt 3 tokens, 40 tokens of 3 replies in 2.000 s"
 
 
+@pytest.mark.parametrize(("slower", "rate"), [(1, "1.5"), (5, "0.3"), (0.1, "15")])
 def test_a_plain_chat_shows_the_same_rate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slower: float, rate: str
 ) -> None:
     stream = Replying(
         [Delta(1), Delta(1, (5,), "a"), Delta(1, (6, 7), "b"), Delta(1, (8,), "c", finish=Finish.STOP)]
     )
-    monkeypatch.setattr(chat, "time", SimpleNamespace(monotonic=lambda: stream.now))
+    monkeypatch.setattr(chat, "time", SimpleNamespace(monotonic=lambda: stream.now * slower))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     host = SimpleNamespace(submit=lambda *_, **__: stream, has_template=False)
     chat.Talk(host, SamplingParams(), None)._answer("hi")  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "abc\n\x1b[2m4 tokens, 2 tok/s\x1b[0m\n"
+    assert capsys.readouterr().out == f"abc\n\x1b[2m4 tokens, {rate} tok/s\x1b[0m\n"

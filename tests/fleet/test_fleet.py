@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine.api.commands import Abort, SetSwitch, Update
@@ -195,6 +196,18 @@ def test_schemes_of_all_replicas_together(fleet: Fleet) -> None:
     both = merged([one, one], views)
     assert both.schemes == (SchemeView("none", "", 20, 14), SchemeView("fp8", "no GPU", 0))
     assert both.kv_schemes == (SchemeView("int8", "", 3, 18),), "bytes are of a token"
+
+
+def test_the_age_of_a_block_is_in_steps_of_its_replica(fleet: Fleet) -> None:
+    one = fleet.snapshot()
+    size = len(one.blocks.refs)
+    shots = [
+        replace(one, step=step, blocks=replace(one.blocks, used_at=np.full(size, used_at)))
+        for step, used_at in ((1000, 990), (20, 13))
+    ]
+    both = merged(shots, [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)])
+    assert set(both.step - both.blocks.used_at[:size]) == {10}
+    assert set(both.step - both.blocks.used_at[size:]) == {7}
 
 
 def test_rates_of_all_replicas_together(fleet: Fleet) -> None:

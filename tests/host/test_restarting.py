@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,6 +19,7 @@ from engine.host.restarting import RestartingEngine
 from engine.host.stream import ReplyFailed
 from tests.cases import soak
 from tests.waiting import LIMIT, becomes
+from tests.widgets.monitor.snapshots import snapshot
 
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1)
 SHORT = SamplingParams(max_tokens=2, seed=1)
@@ -82,6 +84,31 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
     host.close()
     kinds = [type(event) for event in events if isinstance(event, Died | Restarting | Restarted)]
     assert kinds == [Restarting, Restarted, Died]
+
+
+def test_counters_do_not_fall() -> None:
+    """Two processes, each of which has counted 40 replies, 2 preemptions and 7 evictions. The second one's
+    requests have found half as much in the prefix cache.
+    """
+
+    def started(number: int) -> EngineProcess:
+        shot = snapshot(prefix_hit_rate=0.3 if number else 0.6)
+        process = MagicMock(EngineProcess, last=shot, chat=None, error="")
+        process.snapshot.return_value = process.last
+        return process
+
+    def counted() -> tuple[int, int, int]:
+        shot = host.snapshot()
+        return shot.finished, shot.preemptions, shot.blocks.evictions
+
+    host = RestartingEngine(started, restarts=0)
+    host.stop_process()
+    assert (host.snapshot().state, counted()) == ("stopped", (40, 2, 7))
+    host.start_process()
+    assert becomes(lambda: host.snapshot().state == "ready")
+    assert counted() == (80, 4, 14)
+    assert host.snapshot().prefix_hit_rate == pytest.approx(0.45)
+    host.close()
 
 
 @pytest.mark.parametrize(("restarts", "state"), [(1, "restarting"), *soak((0, "dead"))])

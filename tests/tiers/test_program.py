@@ -16,6 +16,7 @@ from engine.api.places import DiskRoom
 from engine.kv.tiers.disk_index import DiskIndex, delete_chat
 from minichat.clients.local import LocalBackend
 from minichat.commands import cache
+from minichat.models.progress import size
 from minichat.shell import disk_room as rooms
 from minichat.shell.disk_room import disk_room
 from tests.tiers.test_disk_index import kept, name, put
@@ -120,5 +121,6 @@ def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.Captu
     index = DiskIndex(disk.folder, disk.nbytes)
     put(index, 1, 2, 3)
     index.own([name(1), name(2)], "a")
-    assert "3 blocks of 1 chat, " in run() and kept(index) == {1, 2, 3}
+    assert 0 < index.contents().nbytes < 50_000, "less than a tenth of a megabyte is not 0.0 MB"
+    assert f"3 blocks of 1 chat, {size(index.contents().nbytes)}\n" in run() and kept(index) == {1, 2, 3}
     assert "removed 3 blocks" in run(clear=True) and not kept(index)

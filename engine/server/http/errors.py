@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.api.errors import (
     MORE_CONTEXT,
     BadCheckpoint,
     BadInput,
+    BadParams,
     Ending,
     EngineDead,
     EngineError,
@@ -30,6 +32,7 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_OTHER_FIELD = re.compile(r"\b(beams|max_tokens)(?= \(\d+\))")  # "3 is more than beams (2)"
 
 
 def quoted(value: Any) -> str:
@@ -123,6 +126,8 @@ def renamed(error: BadInput, names: Mapping[str, str]) -> ApiError:
     param, problem = refusal.param, str(refusal)
     if isinstance(error, RequestTooLong):  # its text names another field, too
         problem = problem.replace("max_tokens", names.get("max_tokens", "max_tokens"))
+    if isinstance(error, BadParams):  # so may its text, with the field's value
+        problem = _OTHER_FIELD.sub(lambda found: names.get(found[0], found[0]), problem)
     ours = next((each for each in names if error.field == each or error.field.startswith(f"{each}.")), None)
     if ours is not None:
         param = names[ours] + error.field.removeprefix(ours)

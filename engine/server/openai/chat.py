@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.api.errors import RequestTooLong
+from engine.api.errors import BadInput
 from engine.api.events import Delta
 from engine.api.request import Finish
 from engine.host.prompts import ChatPrompt
@@ -51,7 +51,7 @@ async def chat(request: Request) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
     try:
         return await _answered(request, state, body, logprobs)
-    except RequestTooLong as error:
+    except BadInput as error:
         if body.max_completion_tokens is None:
             raise
         raise renamed(error, {**ChatRoute.names, "max_tokens": "max_completion_tokens"}) from None

@@ -147,10 +147,12 @@ async def answer(
 
 @contextmanager
 def refusing(place: str) -> Iterator[None]:
-    """Give bad parameters, or the grammar in `place`, the client's field names."""
+    """Give the grammar in `place` the client's field name. The route does so with other parameters."""
     try:
         yield
     except BadParams as error:
+        if error.field != "grammar":
+            raise
         raise refusal(error, place) from None
 
 

@@ -128,7 +128,8 @@ def refusal(error: BadParams, place: str) -> ApiError:
     """Return the error for a bad parameter, or for the grammar in `place`, with the client's field names."""
     if error.field != "grammar" or not place:
         return to_openai_error(error)
-    return ApiError(400, f"{place}: {error.problem}", param=place, code="invalid_grammar")
+    problem = str(to_openai_error(error)).removeprefix("grammar: ")
+    return ApiError(400, f"{place}: {problem}", param=place, code="invalid_grammar")
 
 
 def _of_outputs(outputs: StructuredOutputs | None) -> Requested:

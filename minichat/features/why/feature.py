@@ -135,7 +135,7 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
         lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
-    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {per_second(speed.steps)} steps/s"
+    rows = f"{speed.rows:.1f} rows, {speed.tokens:,.1f} tokens per step, {per_second(speed.steps)} steps/s"
     if speed.replicas > 1:
         rows += f" in {speed.replicas} replicas"
     lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))

@@ -12,6 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
+from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
@@ -20,6 +21,7 @@ from minichat.ui.monitor.words import described, look
 from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _KEPT = 2000
+_OFF = 5.0  # seconds that two clocks may differ: a snapshot can be late
 _KIND = 9  # cells of the longest kind
 
 
@@ -107,6 +109,12 @@ class EventLog(Pane):
             self._woken = True
             self.call_later(self._draw_new)
 
+    def remember(self, snapshot: Snapshot) -> None:
+        """Follow the engine's clock, which stands while its machine sleeps, and restarts with it."""
+        ahead = self.clock() - snapshot.at
+        if snapshot.state == "ready" and self._ahead is not None and abs(ahead - self._ahead) > _OFF:
+            self._ahead = ahead
+
     def keep_owners(self, owners: Mapping[int, Owner]) -> None:
         """Keep the owners of all events so far: a new engine counts requests from the start."""
         for entries in (self._entries, self._fresh, self._shown):
@@ -129,9 +137,11 @@ class EventLog(Pane):
         self._back = max(0, min(self._back, len(self._shown) - room))
         last = len(self._shown) - self._back
         shown = [self._shown[place] for place in range(max(0, last - room), last)]
-        count = f"{len(self._shown)} of {len(self._entries)}" if self.pattern else f"{len(self._entries)}"
+        count = (
+            f"{len(self._shown):,} of {len(self._entries):,}" if self.pattern else f"{len(self._entries):,}"
+        )
         facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
-        right = f"{self.signs.below} {self._back} new, End to follow" if self._back else ""
+        right = f"{self.signs.below} {self._back:,} new, End to follow" if self._back else ""
         if not shown:
             empty = "no matches" if self.pattern else "no events yet"
             return [self.heading(*facts), ((f" {empty}", "muted"),)]

@@ -13,12 +13,13 @@ wall_clock = time.time  # pictures and tests have their own
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: "8.1 ms", "92 ms", "1.24 s"; "-" if nothing was measured."""
+    """Format a duration: "8.1 ms", "92 ms", "1.24 s", "1,240 s"; "-" if nothing was measured."""
     if seconds <= 0:
         return "-"
-    if seconds < 0.01:
-        return f"{seconds * 1e3:.1f} ms" if seconds >= 0.00095 else f"{seconds * 1e3:.2f} ms"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+    if seconds < 0.9995:
+        digits = 2 if seconds < 0.000995 else 1 if seconds < 0.00995 else 0
+        return f"{seconds * 1e3:.{digits}f} ms"
+    return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:,.0f} s"
 
 
 def per_second(rate: float) -> str:

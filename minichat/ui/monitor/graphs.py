@@ -7,7 +7,7 @@ from math import floor, log10
 
 WINDOWS = {"30 s": 30.0, "2 min": 120.0, "10 min": 600.0}
 _KEPT = 8192  # samples: ten minutes at 13 a second
-_HOLDS = 2.5  # seconds a sample stays valid; the slowest polling is every two
+_HOLDS = 2.5  # seconds that a sample holds at most; the slowest polling is every two
 
 _LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)  # filled from the bottom
 _RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
@@ -78,21 +78,24 @@ class History:
         return columns - 1 - (floor(self.now / width) - floor(at / width))
 
     def columns(self, figure: int, window: float, columns: int) -> list[float]:
-        """The mean of each column. A gap repeats the previous value; after a longer gap it is zero."""
-        if columns <= 0:
-            return []
-        taken: list[list[float]] = [[] for _ in range(columns)]
-        later = self.now
+        """The mean of each column over its time. A sample holds until the next one, but not for long."""
+        if columns <= 0 or not self._samples:
+            return [0.0] * columns
+        width = window / columns
+        newest = floor(self.now / width)
+        sums, first, until = [0.0] * columns, newest - columns + 1, self.now
         for at, figures in reversed(self._samples):
-            place = self.column(at, window, columns)
-            if later - at <= _HOLDS:
-                for between in range(max(place + 1, 0), self.column(later, window, columns)):
-                    taken[between] = [figures[figure]]
-            if place < 0:
+            end, begin, value = min(until, at + _HOLDS), max(at, first * width), figures[figure]
+            if value and begin < end:
+                for place in range(floor(begin / width), floor(end / width) + 1):
+                    time = min(end, (place + 1) * width) - max(begin, place * width)
+                    sums[place - first] += value * time
+            if at < begin:
                 break
-            taken[place].append(figures[figure])
-            later = at
-        return [sum(each) / len(each) if each else 0.0 for each in taken]
+            until = at
+        passed = self.now - newest * width  # of the newest column, which shows a first sample at once
+        last = sums[-1] / passed if sums[-1] else self._samples[-1][1][figure]
+        return [*(each / width for each in sums[:-1]), last]
 
 
 def rounded_up(value: float) -> float:

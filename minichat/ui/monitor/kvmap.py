@@ -16,7 +16,7 @@ from engine.api.snapshot import Snapshot
 from minichat.plural import plural
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves, session_order, states
-from minichat.ui.monitor.figures import ranges
+from minichat.ui.monitor.figures import ranges, running_replicas
 from minichat.ui.monitor.legend import legend, tier_legend, totals
 from minichat.ui.monitor.owners import Codes, Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, clip
@@ -91,19 +91,19 @@ class KVMap(Pane):
         self._sorted = session_order(self._state, self._code) if self.order is Order.SESSION else None
         if (own := self._own_blocks()) is not None:
             ordered = np.arange(len(self._state)) if self._sorted is None else self._sorted
-            self._sorted = ordered[(ordered >= own.start) & (ordered < own.stop)]
+            self._sorted = ordered[own[ordered]]
 
-    def _own_blocks(self) -> range | None:
-        """The blocks of the replica shown; None: those of all."""
-        start = 0
-        for each in self.snapshot.replicas if self.snapshot is not None else ():
-            if each.number == self.replica:
-                return range(start, start + each.blocks)
-            start += each.blocks
-        return None
+    def _own_blocks(self) -> np.ndarray | None:
+        """Which blocks are those of the replica shown, or of those that run; None: all are."""
+        replicas = self.snapshot.replicas if self.snapshot is not None else ()
+        found = [each for each in replicas if each.number == self.replica] or replicas
+        shown = [each.runs and each in found for each in replicas]
+        if all(shown) or not any(each.runs for each in replicas):
+            return None
+        return np.repeat(shown, [each.blocks for each in replicas])
 
     def _shown(self, column: np.ndarray) -> np.ndarray:
-        return column if (own := self._own_blocks()) is None else column[own.start : own.stop]
+        return column if (own := self._own_blocks()) is None else column[own]
 
     def redraw(self) -> None:
         self._shades_for, self._values = None, np.zeros((0, 0), np.int64)
@@ -140,12 +140,12 @@ class KVMap(Pane):
 
     def _replica_words(self) -> list[str]:
         """Which caches the map shows, for a fleet."""
-        replicas = self.snapshot.replicas if self.snapshot is not None else ()
-        if not replicas:
+        if self.snapshot is None or not (replicas := self.snapshot.replicas):
             return []
         chosen = next((each for each in replicas if each.number == self.replica), None)
         if chosen is None:
-            return [plural(len(replicas), "replica")]
+            some = f"{running} of " if (running := running_replicas(self.snapshot)) < len(replicas) else ""
+            return [some + plural(len(replicas), "replica")]
         return [f"replica {chosen.number}" + f" {chosen.state}" * (chosen.state != "ready")]
 
     def _paint(self, width: int, lines: int) -> None:

@@ -91,6 +91,7 @@ class MonitorPanel(Widget):
         self._latest = snapshot, owners
         self.rates.remember(snapshot)
         self.experts.remember(snapshot)
+        self.event_log.remember(snapshot)
         self._show_latest()
 
     def forget(self) -> None:

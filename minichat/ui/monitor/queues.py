@@ -127,8 +127,8 @@ class Queues(Pane):
         self._top = max(min(self._top, self._place, len(requests) - room), self._place - room + 1, 0)
         shown = requests[self._top : self._top + room]
         hidden = shot.queued + shot.running - len(shown)
-        facts = (f"{shot.running} running", f"{shot.queued} waiting")
-        rows = [self.heading(*facts, right=f"{hidden} more" if hidden > 0 else "")]
+        facts = (f"{shot.running:,} running", f"{shot.queued:,} waiting")
+        rows = [self.heading(*facts, right=f"{hidden:,} more" if hidden > 0 else "")]
         if not requests:
             return [*rows, ((" no requests", "muted"),)]
         drafts = any(request.speculation for request in requests)

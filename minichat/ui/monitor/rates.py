@@ -35,6 +35,8 @@ class RateGraphs(Pane):
     def remember(self, snapshot: Snapshot) -> None:
         """Record the rates, also while hidden, so that the graphs have no gap."""
         rates = snapshot.rates
+        if snapshot.at < self._history.now:
+            self._marks.clear()  # a new engine has a new clock
         self._history.add(snapshot.at, rates.prefill, rates.decode)
         self._ran = self._ran or rates.prefill + rates.decode > 0
         self.as_of = clock_time(self.clock())
@@ -73,7 +75,7 @@ class RateGraphs(Pane):
                 (" batch ", "muted"),
                 (f"{rates.batch:.1f}", "value"),
                 ("  step ", "muted"),
-                (f"{rates.step_tokens:.0f} tok", "value"),
+                (f"{rates.step_tokens:,.0f} tok", "value"),
                 ("  prefix hits " if width >= 48 else "  hits ", "muted"),
                 (f"{shot.prefix_hit_rate:.0%}", "value"),
             ),

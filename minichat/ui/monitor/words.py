@@ -111,12 +111,12 @@ def described(event: Event) -> tuple[str, str]:
         case Restarted(seconds=seconds):
             return "restarted", f"after {duration(seconds)}"
         case PromptRouted(replica=replica, cached=cached, blocks=blocks):
-            found = f"{cached} of {plural(blocks, 'block')} {'is' if cached == 1 else 'are'} there"
+            found = f"{cached:,} of {plural(blocks, 'block')} {'is' if cached == 1 else 'are'} there"
             return "routed", f"to replica {replica}: {found if blocks else 'less than a block'}"
         case PromptSent(source=source, error=error) if error:
             return "failed", f"prompt on engine {source}, now on its own: {error}"
         case PromptSent(source=source, blocks=blocks, sent=sent, seconds=seconds, way=way):
-            there = f"{sent} of {plural(blocks, 'block')} sent{_WAYS.get(way, '') if sent else ''}"
+            there = f"{sent:,} of {plural(blocks, 'block')} sent{_WAYS.get(way, '') if sent else ''}"
             return "prompt", f"on engine {source}: {there} in {duration(seconds)}"
         case ReplicaChanged(replica=replica, state=state, error=error):
             return "replica", f"{replica} is {state}" + (f": {error}" if error else "")

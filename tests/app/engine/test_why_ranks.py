@@ -118,3 +118,8 @@ def test_only_replicas_that_run_have_memory(states: tuple[str, str]) -> None:
     fleet = shot(StepTimes(launch=0.0125), replicas=replicas, memory={"weights": 150_000_000})
     assert "(of 150 MB in a replica: " in described(explain(fleet, SPEEDS), 72, ASCII).plain
     assert whose_memory(fleet) == "1 of 2 replicas"
+
+
+def test_the_tokens_of_a_large_step_have_separators() -> None:
+    large = shot(StepTimes(launch=0.5), tokens=4096)
+    assert "1.0 rows, 4,096.0 tokens per step" in described(explain(large, SPEEDS), 72, ASCII).plain

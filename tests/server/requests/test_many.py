@@ -148,12 +148,12 @@ class TestOverHttp:
         [
             ({"best_of": 2, "n": 3}, "best_of", "less than n"),
             ({"best_of": 65}, "best_of", "64"),
-            ({"num_beams": 2, "n": 3}, "n", "more than beams"),
-            ({"num_beams": 4, "best_of": 4}, "best_of", "cannot be combined with beams"),
+            ({"num_beams": 2, "n": 3}, "n", "more than num_beams (2)"),
+            ({"num_beams": 4, "best_of": 4}, "best_of", "cannot be combined with num_beams (4)"),
             ({"num_beams": 300}, "num_beams", "rows"),
             ({"num_beams": 513}, "num_beams", "512"),
-            ({"num_beams": 4, "speculate": "ngram"}, "speculate", "cannot be combined with beams"),
-            ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be combined with beams"),
+            ({"num_beams": 4, "speculate": "ngram"}, "speculate", "cannot be combined with num_beams (4)"),
+            ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be combined with num_beams (4)"),
             (
                 {"speculate": "ngram", "guided_regex": "a+"},
                 "guided_regex",

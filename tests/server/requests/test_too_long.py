@@ -72,6 +72,12 @@ def test_a_long_reply_is_blamed_on_the_clients_name_for_it(
     assert f"lower {field} to " in error["message"]
 
 
+def test_a_reply_shorter_than_its_least_is_refused_under_that_name_too(small: httpx.Client) -> None:
+    body = {"messages": user("word"), "min_tokens": 9, "max_completion_tokens": 2}
+    error = small.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"] == "min_tokens: 9 is more than max_completion_tokens (2)"
+
+
 def test_a_screen_of_its_own_reads_how_the_engine_takes_more(small: httpx.Client) -> None:
     engine = small.post(REPLIES, json={"prompt": WORDS}).json()["engine"]
     assert engine["text"].endswith("Shorten the prompt or choose a larger model")

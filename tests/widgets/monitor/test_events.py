@@ -1,12 +1,15 @@
 """The event log of the engine."""
 
+from dataclasses import replace
+
 import pytest
 from textual.widgets import Input
 
 from engine.api import events
 from engine.api.events import Event
 from engine.fleet.fleet import NUMBERS
-from minichat.ui.monitor import EventLog
+from minichat.ui.monitor import EventLog, MonitorPanel
+from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.words import described
 from tests.cases import case
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
@@ -83,6 +86,10 @@ def log() -> EventLog:
             ("routed", "to replica 2: 41 of 48 blocks are there"),
         ),
         (events.PromptRouted(1, 0, 3, 0, 1, 2, 1), ("routed", "to replica 0: 1 of 2 blocks is there")),
+        (
+            events.PromptRouted(1, 0, 3, 2, 1041, 1048, 1041),
+            ("routed", "to replica 2: 1,041 of 1,048 blocks are there"),
+        ),
         (events.PromptRouted(1, 0, 3, 0, 0, 0, 0), ("routed", "to replica 0: less than a block")),
         (
             events.PromptSent(1, 0, 3, 0, 48, 41, 0.12),
@@ -137,6 +144,25 @@ async def test_a_new_engine_leaves_the_letters_of_earlier_events() -> None:
         pane.query_one(Input).value = "d"
         await pilot.pause()
         assert lines(pane)[0].split()[2:5] == ["1", "of", "2"]
+
+
+async def test_the_time_of_an_event_is_right_after_the_machine_has_slept() -> None:
+    """The engine's clock stands meanwhile."""
+    now = [1_700_000_000.0]
+    panel = MonitorPanel(ascii=True)
+    pane = panel.event_log
+    pane.clock = lambda: now[0]
+    async with staged(panel, (60, 60), focus=False) as pilot:
+        panel.add_event(events.Queued(1, 100.0, 3, 5))
+        now[0] += 8 * 3600
+        panel.update_from(snapshot(64, at=101.0), OWNERS)
+        panel.update_from(replace(snapshot(64, at=3.0), state="restarting"), OWNERS)
+        panel.add_event(events.Queued(2, 101.5, 4, 5))
+        await pilot.pause()
+        assert [line.split()[0] for line in lines(pane)[1:3]] == [
+            clock_time(1_700_000_000.0),
+            clock_time(now[0] + 0.5),
+        ]
 
 
 async def test_a_fleets_requests_have_the_names_of_the_queues() -> None:
@@ -257,5 +283,5 @@ async def test_the_log_is_bounded() -> None:
         for number in range(2500):
             pane.add(events.Queued(number, 0.0, 1, number))
         await pilot.pause()
-        assert lines(pane)[0].split()[:3] == ["5", "events", "2000"]
+        assert lines(pane)[0].split()[:3] == ["5", "events", "2,000"]
         assert "of 2,499 tokens" in lines(pane)[-1]

@@ -11,7 +11,7 @@ from engine.fleet.fleet import NUMBERS
 from engine.serving.ranks import load_of_all
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
 from minichat.ui.monitor.figures import clock_time, request_name
-from minichat.ui.monitor.graphs import History, rounded_up
+from minichat.ui.monitor.graphs import WINDOWS, History, rounded_up
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged
@@ -101,12 +101,29 @@ def test_a_history_has_samples_at_their_times() -> None:
     history = History()
     for moment, figure in ((0.0, 9.0), (10.2, 1.0), (11.7, 2.0), (12.1, 4.0), (12.9, 6.0), (20.0, 8.0)):
         history.add(moment, figure)
-    assert history.columns(0, 10.0, 10) == [2.0, 5.0, 0, 0, 0, 0, 0, 0, 0, 8.0], "means, and gaps are zero"
-    assert history.columns(0, 20.0, 10) == [0, 0, 0, 0, 1.5, 5.0, 0, 0, 0, 8.0]
-    assert history.columns(0, 30.0, 3) == [9.0, pytest.approx(13 / 4), 8.0]
+    means = [1.3, 4.0, 6.0, 6.0, 2.4, 0, 0, 0, 0, 8.0]  # 6 held for 2.5 seconds, and then there was a gap
+    assert history.columns(0, 10.0, 10) == pytest.approx(means)
+    means = [9 / 4, 0, 0, 0, (0.8 + 1.3) / 2, 5.0, 4.2, 0, 0, 8.0]
+    assert history.columns(0, 20.0, 10) == pytest.approx(means)
+    assert history.columns(0, 30.0, 3) == pytest.approx([9 / 4, (0.8 + 1.3 + 4 + 14.4) / 10, 8.0])
     history.add(3.0, 7.0)
     assert history.columns(0, 10.0, 2) == [0.0, 7.0], "the clock of a new engine starts over"
     assert history.columns(0, 10.0, 0) == []
+
+
+@pytest.mark.parametrize("columns", [40, 41, 157])
+@pytest.mark.parametrize("window", WINDOWS.values())
+def test_the_area_of_a_graph_is_the_number_of_tokens(window: float, columns: int) -> None:
+    """Two seconds of 50 tokens a second in every ten; the idle engine is not polled."""
+    history = History()
+    for start in range(0, 900, 10):
+        for tenth in range(21):
+            history.add(start + tenth / 10, 50.0 if tenth < 20 else 0.0)
+    found, width = history.columns(0, window, columns), window / columns
+    first = history.now - (len(found) - 1) * width - history.now % width
+    busy = sum(max(0.0, min(start + 2, history.now) - max(start, first)) for start in range(0, 900, 10))
+    area = sum(each * width for each in found[:-1]) + found[-1] * (history.now % width)
+    assert area == pytest.approx(50 * busy)
 
 
 def test_between_two_polls_the_figure_stays() -> None:
@@ -130,6 +147,26 @@ async def test_rates_show_the_gain_of_speculation() -> None:
         assert " drafts 75% accepted  4.0 tok/step  gain 1.52x" in [line.rstrip() for line in lines(rates)]
         rates.update_from(snapshot(8), {})
         assert not any("drafts" in line for line in lines(rates))
+
+
+async def test_a_mark_of_an_earlier_clock_is_not_in_the_graph() -> None:
+    rates = RateGraphs(ascii=True)
+    async with staged(rates, (55, 6), focus=False):
+        rates.remember(at(100, when=500.0))
+        rates.mark("overlap off")
+        rates.update_from(at(100, when=500.0), OWNERS)
+        assert "overlap off" in lines(rates)[0]
+        rates.remember(at(100, when=3.0))
+        rates.update_from(at(100, when=3.0), OWNERS)
+        assert "overlap off" not in lines(rates)[0]
+
+
+async def test_the_tokens_of_a_large_step_have_separators() -> None:
+    rates, large = RateGraphs(ascii=True), Speeds(9000.0, 0.0, 2.0, 1.0, 4096.0)
+    async with staged(rates, (55, 6), focus=False):
+        rates.remember(snapshot(64, rates=large))
+        rates.update_from(snapshot(64, rates=large), OWNERS)
+        assert lines(rates)[4].strip() == "batch 1.0  step 4,096 tok  prefix hits 61%"
 
 
 async def test_graphs_grow_with_the_pane() -> None:

@@ -363,6 +363,21 @@ async def test_a_fleets_map_shows_all_replicas_or_one() -> None:
         assert received(pilot, KVMap.Pointed)[-1].blocks == kvmap.pointed()
 
 
+async def test_the_map_has_no_blocks_of_a_stopped_replica() -> None:
+    kvmap, whole = KVMap(ascii=True), fleet()
+    stopped = whole.replicas[1]._replace(state="stopped", in_use=0)
+    half = blocks(16, (whole.requests[0],))
+    async with staged(kvmap, (80, 6), focus=False):
+        kvmap.update_from(replace(whole, blocks=half, replicas=(whole.replicas[0], stopped)), OWNERS)
+        assert "1 of 2 replicas  50%" in lines(kvmap)[0] and "4 of 8" in lines(kvmap)[0]
+        assert lines(kvmap)[1].rstrip() == "AAAAAAAAAAAAAAAA................"
+        assert "free 4" in lines(kvmap)[-1]
+        kvmap.next_replica()
+        kvmap.next_replica()
+        assert "replica 1 stopped  0%" in lines(kvmap)[0] and "0 of 0" in lines(kvmap)[0]
+        assert "free 0" in lines(kvmap)[-1]
+
+
 async def test_the_shown_replica_may_leave_the_fleet() -> None:
     kvmap = KVMap(ascii=True)
     async with staged(kvmap, (64, 6), focus=False):

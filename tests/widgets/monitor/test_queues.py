@@ -44,6 +44,13 @@ async def test_forty_columns_show_the_most_important_fields() -> None:
         ]
 
 
+async def test_large_counts_have_separators() -> None:
+    queues = Queues(ascii=True)
+    async with staged(queues, (60, 4), focus=False):
+        queues.update_from(replace(ALL, running=1024, waiting=2048), OWNERS)
+        assert lines(queues)[0].split() == "2 queues 1,024 running 2,048 waiting 3,070 more".split()
+
+
 async def test_a_request_whose_blocks_are_loading_is_counted() -> None:
     queues = Queues(ascii=True)
     loading = request(4, "swapped", host_blocks=(0,), why="loading its blocks from disk")

@@ -122,6 +122,19 @@ async def test_the_tail_is_dim_and_replaced_until_it_becomes_text() -> None:
 
 
 @scene
+async def test_short_reasoning_took_less_than_a_second() -> None:
+    async with reading((60, 20)) as reader:
+        reader.transcript.show([streaming()], "a")
+        reader.transcript.extend("", "hm", reasoning=True)
+        await reader.settled()
+        reader.app.now += 0.4
+        reader.transcript.extend("Four.")
+        reader.transcript.settle(reply("Four.", reasoning="hm"))
+        await reader.settled()
+        assert "thought for less than 1 s, 1 word  Enter" in reader.lines()[1]
+
+
+@scene
 async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
     async with reading((60, 20)) as reader:
         reader.transcript.show([streaming()], "a")
