@@ -115,7 +115,7 @@ class OpenChats:
         """Close the chat. It stays in the store; return False if another screen has deleted it."""
         await conversation.stop_and_wait()
         try:
-            self.services.store.change_chat(conversation.chat.id, draft=_left(conversation))
+            self.services.store.change_chat(conversation.chat.id, draft=left(conversation))
             self.services.store.close_chat(conversation.chat.id)
         except ChatGone:
             kept = False
@@ -189,7 +189,7 @@ class OpenChats:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
         await asyncio.gather(*(each.shut_down() for each in self._all))
         for each in self._all:
-            if (draft := _left(each)) != each.chat.draft:
+            if (draft := left(each)) != each.chat.draft:
                 with suppress(StoreError):  # the screen is gone, so it cannot be reported
                     self.services.store.change_chat(each.chat.id, draft=draft)
 
@@ -236,8 +236,8 @@ def _show_changes(view: ConversationView, before: list[Message], now: list[Messa
         view.add_message(each)
 
 
-def _left(conversation: Conversation) -> str:
-    """The draft that a chat is left with. Without one it is an edit that was begun and not sent."""
+def left(conversation: Conversation) -> str:
+    """The draft that a chat is left with, or killed with. Without one it is an edit that was not sent."""
     sent = [message.text for message in conversation.messages if message.id == conversation.editing]
     return conversation.chat.draft or (conversation.edited if sent and sent != [conversation.edited] else "")
 

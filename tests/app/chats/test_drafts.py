@@ -112,6 +112,22 @@ async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., 
 
 
 @run
+async def test_an_edit_without_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        stored = lambda: it.app.store.open_chats()[0].draft  # noqa: E731
+        await it.pilot.press("alt+e", *" again")
+        await it.until(lambda: stored() == "hello again")
+        await it.pilot.press("escape")
+        await it.until(lambda: stored() == "")
+        await it.pilot.press("alt+e", *" again")
+        await it.until(lambda: stored() == "hello again")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        assert stored() == "", "a sent edit is no draft"
+
+
+@run
 async def test_a_draft_that_is_erased_after_reopening_is_gone(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press(*"half", "alt+w")
