@@ -63,10 +63,8 @@ def read_params(
         left = {name: left[name] for name in wrong}
     else:
         return params
-    for name, error in wrong.items():
-        report(
-            name, error.problem if error.field == name else f"conflicts with {error.field}: {error.problem}"
-        )
+    for name, why in wrong.items():
+        report(name, why.problem if why.field == name else f"conflicts with {why.field}: {why.problem}")
     return params
 
 
