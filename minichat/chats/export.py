@@ -21,8 +21,10 @@ _SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
 
 def to_markdown(chat: Chat) -> str:
     """The chat in Markdown, with a heading for each message."""
-    params = ", ".join(f"{name} {value}" for name, value in plain_params(chat.params).items())
-    facts = [f"- started {_when(chat.created_at)}", f"- decoding: {params or 'default'}"]
+    params = {"temperature": chat.params.temperature, **plain_params(chat.params)}
+    decoding = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in params.items())
+    facts = [f"- started {_when(chat.created_at)}", f"- decoding: {decoding}"]
+    facts += [f"- adapter: {chat.adapter}"] if chat.adapter else []
     if chat.system:
         facts.append(f"- system prompt: {' '.join(chat.system.split())}")
     parts = [f"# {chat.title or 'Untitled'}", "\n".join(facts), *map(_message, chat.messages)]

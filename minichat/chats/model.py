@@ -138,7 +138,7 @@ def title_from(text: str, width: int = 40) -> str:
 
 def own_title(title: str, first: str) -> bool:
     """Whether the user chose the title. If not, it is empty, or from the first message (and of a fork)."""
-    return not title.startswith(title_from(first)) if first else bool(title)
+    return title.removesuffix(fork_mark(title)).rstrip() != (title_from(first) if first else "")
 
 
 def fork_mark(title: str) -> str:

@@ -16,15 +16,16 @@ PIPED = "stdin"  # the attachment name of piped input
 _OFFERED = 200  # maximum names to offer; only the first are visible
 _LOOKED_AT = 5000  # entries of a folder to examine
 
-_AT = r"(?<![^\s(\[{<,;:'`])@"  # not in an address like me@home
+_AT = r"""(?<![^\s(\[{<,;:'`"“„«*–—])@"""  # not in an address like me@home
 _QUOTED = r"""(?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))[^\n])+)(?P=quote)"""
 _MENTION = re.compile(_AT + rf'(?:{_QUOTED}|(?P<bare>[^\s"@]+))')
 _TYPING = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"@]*))$')
-_PUNCTUATION = ".,;:!?)]}>'`"
+_PUNCTUATION = ".,;:!?)]}>'`”“»*…"
 _LIKE_A_FILE = re.compile(r"[\w./~-]*\w\.[A-Za-z0-9]{1,4}")
 _ALIKE = 0.8  # minimum similarity of two names
 _REPORTED = 4  # missing files that are named at once
 _COMPARED = 30  # names that are looked for in their folder
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{\w+\})/")  # of the shell: not replaced here
 _SURE = ("/", "./", "../", "~")  # prefixes that always mean a path
 
 
@@ -103,7 +104,7 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
         elif name not in seen and not _there(path):
             seen.add(name)
             found = _missing(mention, name)
-            sure = mention["quoted"] or name.startswith(_SURE) or _in_a_folder(name)
+            sure = mention["quoted"] or name.startswith(_SURE) or _VARIABLE.match(name) or _in_a_folder(name)
             if sure or found.near or _LIKE_A_FILE.fullmatch(found.name):
                 wrong.setdefault(found.name, found)
         if len(wrong) == _REPORTED or len(seen) == most:
@@ -125,14 +126,18 @@ def _is_word(mention: re.Match[str], name: str, path: Path) -> bool:
 def _missing(mention: re.Match[str], name: str) -> Missing:
     """Find the most similar name in the folder, with or without its extension."""
     name = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
+    if _VARIABLE.match(name) and _there(Path(path := os.path.expandvars(name))):
+        return Missing(name, _quoted(path))
     above = folder_of(name)
     known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
     near = get_close_matches(name.removeprefix(above), known, n=1, cutoff=_ALIKE)
     if near:
-        return Missing(name, f"{above}{known[near[0]]}")
+        found = f"{above}{known[near[0]]}"
+        return Missing(name, found if found == name else _quoted(found))
     typed, start = mention.string, mention.start() + 1
     blank = (f"{above}{each}" for each in known.values() if " " in each)
-    return Missing(name, next((f'"{each}"' for each in blank if typed.startswith(each, start)), ""))
+    meant = (each for each in blank if typed.startswith((each, each.replace(" ", "\\ ")), start))
+    return Missing(name, _quoted(next(meant, "")))  # the second form is that of a shell
 
 
 def text_of(name: str, data: bytes) -> str:
@@ -242,6 +247,14 @@ def offers(name: str, entries: Sequence[Entry]) -> list[Offer]:
 
 def _offer(path: str, folder: bool) -> Offer:
     name = path + "/" if folder else path
-    if not re.search(r"[\s\"@]", name):
+    quoted = _quoted(name)
+    if quoted == name:
         return Offer(name, f"@{name}" if folder else f"@{name} ", folder)
-    return Offer(name, f'@"{name}' if folder else f'@"{name}" ', folder)
+    return Offer(name, f"@{quoted[:-1]}" if folder else f"@{quoted} ", folder)
+
+
+def _quoted(name: str) -> str:
+    """The name as it is written after an @."""
+    if not re.search(r"[\s\"@]", name):
+        return name
+    return f"'{name}'" if '"' in name else f'"{name}"'

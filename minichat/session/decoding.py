@@ -225,7 +225,7 @@ def shown(knob: Knob, params: SamplingParams) -> str:
         return "|".join(stop.replace("\n", "\\n") for stop in value)
     if value is None or value == knob.off:
         return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)  # as it was typed
 
 
 def parsed(knob: Knob, text: str) -> Any:

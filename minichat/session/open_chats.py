@@ -38,6 +38,7 @@ class OpenChats:
         if not self._all:
             self._all.append(Conversation(self._made(), services))
         self._pinned = set(pinned)  # ids; closed chats keep their pins
+        self._turned: dict[int, bool] = {}  # those that were pinned or unpinned here and are not saved
         self._pinned_first()
         self.active = self.of(active) or self._all[-1]
         self._first = 0  # index of the first visible chat
@@ -98,11 +99,15 @@ class OpenChats:
 
     def pin(self, conversation: Conversation, on: bool) -> None:
         """Pin or unpin a chat; pinned chats come first."""
-        (self._pinned.add if on else self._pinned.discard)(conversation.chat.id)
+        self._pin(conversation.chat.id, on)
         self._pinned_first()
 
     def is_pinned(self, conversation: Conversation) -> bool:
         return conversation.chat.id in self._pinned
+
+    def _pin(self, chat_id: int, on: bool) -> None:
+        (self._pinned.add if on else self._pinned.discard)(chat_id)
+        self._turned[chat_id] = on
 
     def _pinned_first(self) -> None:
         self._all.sort(key=lambda each: not self.is_pinned(each))
@@ -115,7 +120,7 @@ class OpenChats:
         """Close the chat. It stays in the store; return False if another screen has deleted it."""
         await conversation.stop_and_wait()
         try:
-            self.services.store.change_chat(conversation.chat.id, draft=_left(conversation))
+            self.services.store.change_chat(conversation.chat.id, draft=left(conversation))
             self.services.store.close_chat(conversation.chat.id)
         except ChatGone:
             kept = False
@@ -133,7 +138,7 @@ class OpenChats:
     def erase(self, chat_id: int) -> None:
         """Delete a chat from the store."""
         self.services.store.delete_chat(chat_id)
-        self._pinned.discard(chat_id)
+        self._pin(chat_id, False)
 
     async def forget(self) -> None:
         """Delete the cache blocks of deleted chats from the engine's disk, also those left by earlier screens
@@ -177,9 +182,11 @@ class OpenChats:
         return _awaits(conversation)
 
     def remember(self, file: Path) -> None:
-        """Save the arrangement now, because a killed screen cannot."""
-        stand = [each.chat.id for each in self._all]
-        Remembered.read(file).left(stand, self.active.chat.id, sorted(self._pinned)).write(file)
+        """Save the arrangement now, because a killed screen cannot. Pins of other screens stay."""
+        stand, before = [each.chat.id for each in self._all], Remembered.read(file)
+        pinned = {each for each in (*before.pinned, *self._turned) if self._turned.get(each, True)}
+        self._turned.clear()
+        before.left(stand, self.active.chat.id, sorted(pinned)).write(file)
 
     async def resume(self) -> None:
         """Continue reading replies that earlier screens started, if the engine still has them."""
@@ -189,16 +196,16 @@ class OpenChats:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
         await asyncio.gather(*(each.shut_down() for each in self._all))
         for each in self._all:
-            if (draft := _left(each)) != each.chat.draft:
+            if (draft := left(each)) != each.chat.draft:
                 with suppress(StoreError):  # the screen is gone, so it cannot be reported
                     self.services.store.change_chat(each.chat.id, draft=draft)
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat
         now = self.services.store.chat(chat.id, max(PAGE, len(chat.messages)))
-        heading = (now.title, now.system, now.params)
-        if heading != (chat.title, chat.system, chat.params):
-            chat.title, chat.system, chat.params = heading
+        heading = (now.title, now.system, now.params, now.adapter)
+        if heading != (chat.title, chat.system, chat.params, chat.adapter):
+            chat.title, chat.system, chat.params, chat.adapter = heading
             self.services.changed(conversation)
         before, chat.messages, chat.earlier = chat.messages, now.messages, now.earlier
         if before != now.messages and conversation.view is not None:
@@ -236,8 +243,8 @@ def _show_changes(view: ConversationView, before: list[Message], now: list[Messa
         view.add_message(each)
 
 
-def _left(conversation: Conversation) -> str:
-    """The draft that a chat is left with. Without one it is an edit that was begun and not sent."""
+def left(conversation: Conversation) -> str:
+    """The draft that a chat is left with, or killed with. Without one it is an edit that was not sent."""
     sent = [message.text for message in conversation.messages if message.id == conversation.editing]
     return conversation.chat.draft or (conversation.edited if sent and sent != [conversation.edited] else "")
 

@@ -33,7 +33,7 @@ MEANINGS = {
     "early_stopping": 'Beam search: end when enough have ended (true), or only when none can win ("never").',
     "n": "Number of replies to one prompt.",
     "best_of": "Sample this many replies and return the n likeliest.",
-    "grammar": 'Form of the reply: `{kind = "regex", text = "..."}`; or kind json or choice.',
+    "grammar": 'Form of the reply: `{kind = "regex", text = "..."}`; or kind json, choice or lark.',
     "allowed_token_ids": "Token ids that a reply may consist of; if unset, all.",
     "bad_words": "Texts that a reply must not contain, matched by their tokens.",
     "include_stop_str_in_output": "Whether a reply's text ends with the stop that ended it.",
@@ -43,20 +43,35 @@ MEANINGS = {
 def read_params(
     values: Mapping[str, Any], start: SamplingParams, report: Callable[[str, str], None]
 ) -> SamplingParams:
-    """Apply the values to the parameters. Report an invalid value and keep the previous one."""
-    params = start
-    for name, value in values.items():
-        if name not in FIELDS:
-            report(name, unknown(name, FIELDS))
-            continue
-        try:
-            changed = params.changed(**{name: value})
-            if name == "grammar" and changed.grammar is not None:
-                from engine.grammar.source import check  # a first frame needs no grammars
+    """Apply the values to the parameters, in any order: one may require another.
 
-                check(changed.grammar)
-            params = changed
-        except BadParams as error:
-            other = "" if error.field == name else f"conflicts with {error.field}: "
-            report(name, other + error.problem)
+    Report an invalid value and keep the previous one.
+    """
+    params, left = start, dict(values)
+    for name in (name for name in values if name not in FIELDS):
+        report(name, unknown(name, FIELDS))
+        del left[name]
+    while left:
+        wrong: dict[str, BadParams] = {}
+        for name, value in left.items():
+            try:
+                params = _changed(params, name, value)
+            except BadParams as error:
+                wrong[name] = error
+        if len(wrong) == len(left):
+            break
+        left = {name: left[name] for name in wrong}
+    else:
+        return params
+    for name, why in wrong.items():
+        report(name, why.problem if why.field == name else f"conflicts with {why.field}: {why.problem}")
     return params
+
+
+def _changed(params: SamplingParams, name: str, value: object) -> SamplingParams:
+    changed = params.changed(**{name: value})
+    if name == "grammar" and changed.grammar is not None:
+        from engine.grammar.source import check  # a first frame needs no grammars
+
+        check(changed.grammar)
+    return changed

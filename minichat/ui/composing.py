@@ -52,6 +52,7 @@ class Composing:
         self._timer: Timer | None = None
         self._counted = 0  # characters of the text that was checked
         self._warned = ""  # the text whose missing files the user was warned about
+        self._notice = ""  # the warning
         self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
         self._over = False
 
@@ -67,6 +68,8 @@ class Composing:
 
     async def may_send(self, text: str, to: Sequence[Conversation]) -> bool:
         """Return whether the text can be sent. If not, say why; missing files are reported once."""
+        if text != self._warned:
+            self._context.app.end_notice(self._notice)
         if refusal := self._context.lifecycle.refusal:
             self._context.program.report(refusal)
             return False
@@ -83,14 +86,14 @@ class Composing:
             self._context.program.report(one_line(checked.refusal))
             return False
         if checked.missing and text != self._warned:
-            self._warned = text
-            self._context.app.notify(self._warning(checked.missing), severity="warning", timeout=8)
+            self._warned, self._notice = text, self._warning(checked.missing)
+            self._context.app.notify(self._notice, severity="warning", timeout=8)
             return False
         if checked.fit is not None and not checked.fit.fits:
             self._context.program.report(checked.fit.refusal(self._larger))
             return False
         if checked.missing:
-            self._context.app.end_notice(self._warning(checked.missing))
+            self._context.app.end_notice(self._notice)
         return True
 
     def _warning(self, files: Sequence[Missing]) -> str:

@@ -7,6 +7,7 @@ from textual.timer import Timer
 
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
+from minichat.session.open_chats import left
 
 _LATE = 0.25  # seconds; the timer itself may be late while a model loads
 
@@ -25,7 +26,7 @@ def keep(conversation: Conversation, text: str) -> None:
 
 
 class SavedDrafts:
-    """Saves drafts that have changed, also of system prompts. No timer runs while nothing is typed."""
+    """Saves drafts that have changed, also edits and system prompts. No timer runs while nothing is typed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -53,7 +54,7 @@ class SavedDrafts:
         context, active, store = self._context, self._context.chats.active, self._context.chats.services.store
         keep(active, context.workspace.prompt.text)
         for each in list(context.chats):
-            if self._kept.get(each) != (draft := each.chat.draft):
+            if self._kept.get(each) != (draft := left(each)):
                 self._kept[each] = draft
                 with context.program.reporting_errors():
                     store.change_chat(each.chat.id, draft=draft)

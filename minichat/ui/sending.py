@@ -76,8 +76,10 @@ def retry(context: Context, message_id: int | None = None) -> None:
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
-    stop = context.keys.name("reply.stop")
-    context.app.notify(f"{_letters_are(busy)} still replying. Press {stop} to stop", severity="warning")
+    way = f"Press {context.keys.name('reply.stop')} to stop"
+    if busy != [context.chats.active]:  # which that key would not stop, or not all of them
+        way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
+    context.app.notify(f"{_letters_are(busy)} still replying. {way}", severity="warning")
 
 
 def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.params import SamplingParams
+from engine.api.params import Grammar, SamplingParams
 from minichat.chats.errors import BadExport
-from minichat.chats.export import from_json, to_json
+from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.store import Store
 
@@ -154,3 +154,19 @@ def test_markdown_is_readable(store: Store) -> None:
     assert "\n\n1 + 1?\n\n## Reply, 20" in page
     assert "<details><summary>Reasoning</summary>\n\nEasy.\n\n</details>\n\n```\n2\n```" in page
     assert page.endswith("\n\n*failed; oops; 1 token in 0.3 s, top-p*\n")
+
+
+def test_markdown_names_the_settings_and_the_adapter() -> None:
+    """An unset temperature is the engine's, 1, and not what F3 calls the default: that of a new chat."""
+    grammar = Grammar("regex", "[a-z]+")
+    for params, line in (
+        (SamplingParams(), "temperature 1.0"),
+        (SamplingParams(temperature=0.7, max_tokens=9), "temperature 0.7, max_tokens 9"),
+        (
+            SamplingParams(stop=("E\n",), grammar=grammar),
+            'temperature 1.0, stop ["E\\n"], grammar {"kind": "regex", ',
+        ),
+    ):
+        page = to_markdown(Chat(1, "a", "t", params=params, adapter="sql"))
+        assert f"\n- decoding: {line}" in page
+        assert "\n- adapter: sql\n" in page

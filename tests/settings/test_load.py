@@ -124,6 +124,25 @@ def test_an_error_is_reported_with_its_line(file: Path, text: str | bytes, sente
     assert problems(file, text)[0].startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("lines", "value"),
+    [
+        (("pooling = 'last'", "max_tokens = 0"), SamplingParams(max_tokens=0, pooling="last")),
+        (
+            ("logprob_token_ids = [3]", "temprature = 1", "logprobs = 2"),
+            SamplingParams(logprobs=2, logprob_token_ids=(3,)),
+        ),
+    ],
+)
+def test_the_order_of_values_that_require_each_other_does_not_matter(
+    file: Path, lines: tuple[str, ...], value: SamplingParams
+) -> None:
+    for ordered in (lines, lines[::-1]):
+        found = problems(file, "\n".join(["[sampling]", "temperature = 1.0", *ordered]))
+        assert [each for each in found if "temprature" not in each] == []
+        assert load(file).settings.sampling == value
+
+
 def test_all_errors_are_reported_and_valid_values_are_read(file: Path) -> None:
     text = '[rates]\nmonitor = "fast"\ntranscript = 3\n[screen]\nmouse = 0\nascii = true\n'
     assert [sentence.partition(":")[0] for sentence in problems(file, text)] == ["2", "5"]

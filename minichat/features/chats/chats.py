@@ -135,7 +135,9 @@ def rename(context: Context) -> None:
 
 
 def instruct(context: Context) -> None:
-    active = context.chats.active
+    active, key = context.chats.active, context.keys.name("chat.system")
+    left = f"What you typed is not used. {key} shows it again"
+    context.app.end_notice(left)
 
     def keep() -> None:
         active.chat.typed_system = asked.text if asked.holds_work() else None
@@ -149,11 +151,12 @@ def instruct(context: Context) -> None:
                 active.instruct(text.strip())
         context.workspace.keep_drafts()
         if active.chat.typed_system is not None:
-            again = f"{context.keys.name('chat.system')} shows it again"
-            context.app.notify(f"What you typed is not used. {again}")
+            context.app.notify(left)
 
     typed = active.chat.typed_system
     when = "applies from the next reply" if typed is None else "typed, not used yet; ^Z: the one in use"
+    if context.lifecycle.alive and not context.program.backend.has_template:
+        when = "no effect: this model has no chat template"
     asked = AskScreen(f"System prompt ({when})", active.chat.system, lines=True, typed=typed, keep=keep)
     context.app.push_screen(asked, take)
 

@@ -3,12 +3,16 @@
 import re
 from typing import NamedTuple
 
-from minichat.ui.transcript.entry import EntryPart, Spot
+from minichat.ui.transcript.entry import Entry, EntryPart, Spot
 from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.markdown.rows import RenderedLeaf
 from minichat.ui.transcript.marks import row_of
 from minichat.ui.transcript.view import Place, View
 
+# Bounded, or a long run of blanks or stars would take forever.
+_TOKEN = re.compile(r"[^\W_]+|\s+|[*_`~]+|[^\w\s]")
+_BLANK = r"(?:[^\S\n]|\n(?![^\S\n]{0,80}\n)){1,80}+"  # within a paragraph
+_MARKUP = r"[*_`~]{0,6}+"  # Markdown's, which is not drawn
 _AT_ONCE = 100_000  # characters to search before looking at the time: a fraction of a millisecond
 
 
@@ -17,13 +21,24 @@ class Hit(NamedTuple):
     offset: int  # in the message's text
 
 
+def _form(before: str, token: str) -> str:
+    """What matches a token after another one, with the markup between them."""
+    markup = _MARKUP if before and before[0] not in "*_`~" and token[0] not in "*_`~" else ""
+    return markup + (_BLANK if token.isspace() else re.escape(token))
+
+
 class Find:
-    """A case-insensitive search in the text of messages."""
+    """A case-insensitive search in the text of messages.
+
+    Between words it finds what is drawn, not what is written: emphasis and line breaks do not matter there.
+    """
 
     def __init__(self, view: View, text: str) -> None:
         self._view = view
         self._needle = text.lower()
-        self._pattern = re.compile(re.escape(text), re.IGNORECASE)
+        tokens = _TOKEN.findall(text)
+        self._plain = len(tokens) == 1
+        self._pattern = re.compile("".join(map(_form, ["", *tokens], tokens)), re.IGNORECASE)
         self.current: Hit | None = None
 
     def ranges(self, drawn: RenderedLeaf) -> list[tuple[int, int]]:
@@ -72,7 +87,7 @@ class Find:
             if self.current and entry.serial == self.current.entry:
                 offsets = self._offsets(entry.serial - self._view.entries[0].serial)
                 before = total + sum(1 for offset in offsets if offset <= self.current.offset)
-            total += entry.text.lower().count(self._needle)
+            total += self._count(entry)
         return before, total, True
 
     def place(self) -> tuple[Place, int] | None:
@@ -91,8 +106,20 @@ class Find:
         row = row_of(drawn, ranges[rank][0]) if ranges else 0
         return Place(entry, Spot(EntryPart.BODY, leaf, row)), rank
 
+    def _as_written(self, entry: Entry) -> bool:
+        """Whether the needle is looked for as it is: in the user's own messages all is drawn."""
+        return self._plain or entry.message.role == "user"
+
+    def _count(self, entry: Entry) -> int:
+        if self._as_written(entry):
+            return entry.text.lower().count(self._needle)
+        return sum(1 for _ in self._pattern.finditer(entry.text))
+
     def _offsets(self, index: int) -> list[int]:
-        text = self._view.entries[index].text
+        entry = self._view.entries[index]
+        text = entry.text
+        if not self._as_written(entry):
+            return [found.start() for found in self._pattern.finditer(text)]
         lower = text.lower()
         if self._needle not in lower:
             return []

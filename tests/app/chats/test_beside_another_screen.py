@@ -16,6 +16,7 @@ from minichat.clients.fake import FakeBackend
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.shell.paths import locate
+from minichat.shell.remembered import Remembered
 from tests.app.conftest import Clock, run, snapshot
 
 
@@ -115,17 +116,36 @@ async def test_regenerating_keeps_messages_of_the_other_screen(
 
 
 @run
-async def test_title_system_prompt_and_params_are_taken_over(bench: Callable[..., Any], other: Store) -> None:
+async def test_title_system_prompt_params_and_adapter_are_taken_over(
+    bench: Callable[..., Any], other: Store
+) -> None:
     async with bench(clock=Clock()) as it:
         await it.answered(await it.say("hello"))
         chat = it.app.chats.active.chat
-        other.change_chat(chat.id, title="renamed", system="rhyme")
+        other.change_chat(chat.id, title="renamed", system="rhyme", adapter="sql")
         other.tune(chat.id, chat.params, chat.params.changed(temperature=0))
         it.app.on_app_focus()
         await it.until(lambda: "renamed" in it.screen_text())
         reply = await it.say("more")
         assert reply.prompt[0] == {"role": "system", "content": "rhyme"}
         assert reply.params.temperature == 0
+        assert it.app.chats.active.run.adapter == "sql"
+
+
+@run
+async def test_pins_of_the_other_screen_stay(bench: Callable[..., Any], other: Store) -> None:
+    async with bench() as it:
+        file = it.app.paths.remembered
+        elsewhere = [other.create_chat().id for _ in range(2)]
+        await it.pilot.press("alt+i")
+        here = it.app.chats.active.chat.id
+        assert Remembered.read(file).pinned == (here,)
+        Remembered.read(file).left(elsewhere, elsewhere[0], (here, *elsewhere)).write(file)
+        await it.pilot.press("ctrl+n")
+        assert Remembered.read(file).pinned == (here, *elsewhere)
+        Remembered.read(file).left(elsewhere, elsewhere[0], elsewhere).write(file)
+        await it.pilot.press("ctrl+n", "alt+i")
+        assert Remembered.read(file).pinned == (*elsewhere, it.app.chats.active.chat.id)
 
 
 @run

@@ -178,6 +178,19 @@ async def test_a_running_reply_must_be_stopped_first(bench: Callable[..., Any], 
 
 
 @run
+async def test_a_message_to_all_panes_names_a_way_to_end_the_replies_of_the_others(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((200, 50)) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("ctrl+n", "alt+a", *"to all", "enter")
+        notice = "A is still replying. To stop: ^P, Stop all replies"
+        await it.until(lambda: it.notices()[-1:] == [notice])
+        await it.command("reply.stop_all")
+        await it.answered(reply)
+
+
+@run
 async def test_edit_replaces_the_message_and_all_after_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))

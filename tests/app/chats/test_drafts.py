@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import run
+from minichat.clients.fake import FakeBackend
+from tests.app.conftest import run, snapshot
 
 
 @run
@@ -112,6 +113,18 @@ async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., 
 
 
 @run
+async def test_an_edit_without_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        stored = lambda: it.app.store.open_chats()[0].draft  # noqa: E731
+        await it.pilot.press("alt+e", *" again")
+        await it.until(lambda: stored() == "hello again")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        assert stored() == "", "a sent edit is no draft"
+
+
+@run
 async def test_a_draft_that_is_erased_after_reopening_is_gone(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press(*"half", "alt+w")
@@ -188,6 +201,31 @@ async def test_a_system_prompt_that_is_left_returns_with_its_chat(bench: Callabl
         await it.pilot.press("ctrl+s")
         await it.until(lambda: it.app.chats.active.chat.system == "Be brief.x!")
         await it.until(lambda: it.app.store.open_chats()[0].typed_system is None)
+
+
+@run
+async def test_the_notice_of_a_system_prompt_that_is_left_goes_once_it_is_shown_again(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((80, 24), shows_notices=True) as it:
+        await it.pilot.press("alt+s", *"No", "escape")
+        await it.until(lambda: "What you typed" in it.screen_text())
+        await it.pilot.press("alt+s", "ctrl+s")
+        await it.until(lambda: it.app.chats.active.chat.system == "No")
+        assert not [*it.app._notifications]
+
+
+@run
+async def test_the_dialog_says_that_a_model_without_a_template_reads_no_system_prompt(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((80, 24), backend=FakeBackend([snapshot()], has_template=False)) as it:
+        await it.pilot.press("alt+s")
+        await it.until(
+            lambda: "System prompt (no effect: this model has no chat template)" in it.screen_text()
+        )
+        await it.pilot.press(*"Rhyme", "ctrl+s")
+        assert (await it.say("hello")).prompt == "hello"
 
 
 @run

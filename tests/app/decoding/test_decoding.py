@@ -228,6 +228,7 @@ def test_strategy_in_words(params: dict[str, Any], words: str) -> None:
     ("field", "text", "value"),
     [
         ("temperature", "0.5", 0.5),
+        ("temperature", "0.123456789", 0.123456789),
         ("top_k", "40", 40),
         ("top_k", "", 0),
         ("top_p", "-", 1.0),

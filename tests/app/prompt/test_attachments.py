@@ -19,6 +19,7 @@ from minichat.session.attachments import (
     attach,
     entries,
     folder_of,
+    missing,
     offers,
     typing,
 )
@@ -55,6 +56,8 @@ def test_names_resolve_to_files_and_trailing_punctuation_is_not_part_of_them() -
     ]
     assert names("@'my file.txt'") == [("my file.txt", "spaced")]
     assert names("it's '@notes.txt', isn't it") == [("notes.txt", "remember")]
+    for text in ('"@notes.txt"', "“@notes.txt”", "**@notes.txt**", "a file—@notes.txt …"):
+        assert names(text) == [("notes.txt", "remember")], text
     assert names("@notes.txt @notes.txt") == [("notes.txt", "remember")]
 
 
@@ -140,6 +143,29 @@ def test_attachments_are_fenced_with_more_backticks_than_they_contain() -> None:
     assert message.whole == "see @a.md\n\na.md:\n`````md\nx\n````\ny\n`````"
     assert Attachment("a", "x").fenced == "a:\n```\nx\n```"
     assert Attachment("a", "x\n").fenced == "a:\n```\nx\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("@$HOME/papers/notes.txt", "no such file: $HOME/papers/notes.txt; did you mean HERE/notes.txt?"),
+        ("@${HOME}/nothing", "no such file: ${HOME}/nothing"),
+        (r"@my\ file.txt", r'no such file: my\; did you mean "my file.txt"?'),
+        ("@my_file.txt", 'no such file: my_file.txt; did you mean "my file.txt"?'),
+    ],
+)
+def test_names_in_the_form_of_a_shell_are_reported(folder: Path, text: str, sentence: str) -> None:
+    assert [str(each) for each in missing(text)] == [sentence.replace("HERE", str(folder))]
+
+
+@pytest.mark.parametrize("text", ["@$x", "costs @$5/6", '{"@type": "x", "@id": 1}'])
+def test_a_dollar_or_a_quote_alone_makes_no_file_name(text: str) -> None:
+    assert missing(text) == ()
+
+
+def test_a_name_with_quotes_is_completed_in_a_form_that_attaches_it(folder: Path) -> None:
+    (folder / 'say "hi".txt').write_text("hi")
+    assert [names(each.insert) for each in offered("sa")] == [[('say "hi".txt', "hi")]]
 
 
 # Completion

@@ -330,6 +330,19 @@ async def test_a_word_that_is_also_a_folder_can_be_sent(bench: Callable[..., Any
 
 @run
 @pytest.mark.usefixtures("folder")
+async def test_the_warning_of_a_missing_file_ends_with_another_text(bench: Callable[..., Any]) -> None:
+    async with bench(shows_notices=True) as it:
+        it.main.prompt.put("thank the @src team")
+        await it.pilot.press("enter")
+        await it.until(lambda: [*it.app._notifications])
+        it.main.prompt.put("thank the team")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert not [*it.app._notifications]
+
+
+@run
+@pytest.mark.usefixtures("folder")
 async def test_quitting_does_not_wait_for_a_slow_folder(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from minichat.ui.transcript import UNICODE
 from minichat.ui.transcript.finding import Find
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.view import View
-from tests.widgets.transcript.reader import Reader, reading, reply, scene
+from tests.cases import case
+from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
 
 MESSAGES = [
     reply(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **app**le", number) for number in range(10)
@@ -85,6 +86,27 @@ async def test_every_match_in_view_is_highlighted() -> None:
         await reader.settled()
         assert marked(reader, "current") == ["cat"]
         assert marked(reader, "found") == ["cat", "cat"]
+
+
+@scene
+async def test_words_are_found_as_they_are_drawn() -> None:
+    text = "The **KV cache** holds `keys`, and\n_values_ too.\n\nvalues too, KV\n\ncache"
+    messages = [user("KV cache, as **KV** cache", 1), reply(text, 2)]
+    async with reading() as reader:
+        reader.transcript.show(messages, "a")
+        await reader.settled()
+        for words, count, drawn in (
+            ("the kv cache holds", 1, "The KV cache holds"),
+            ("keys, and values too", 1, "keys, and values too"),
+            ("KV cache", 2, "KV cache"),
+            ("values too", 2, "values too"),
+        ):
+            with case(words):
+                assert reader.transcript.find(words)
+                await reader.settled()
+                assert reader.transcript.find_count == (1, count, True)
+                assert "".join(marked(reader, "current")) == drawn
+        assert not reader.transcript.find("too. values"), "two paragraphs"
 
 
 @given(
