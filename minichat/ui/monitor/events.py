@@ -12,7 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
-from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
@@ -56,7 +56,7 @@ class EventLog(Pane):
     HINTS = (
         ("monitor.up monitor.down", "scroll"),
         ("monitor.filter", "filter"),
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from engine.api.snapshot import Snapshot
 from minichat.plural import plural
-from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves, session_order, states
 from minichat.ui.monitor.figures import ranges
 from minichat.ui.monitor.legend import legend, tier_legend, totals
@@ -37,7 +37,7 @@ class KVMap(Pane):
         ("monitor.zoom", "blocks"),
         ("monitor.order", "order"),
         ("monitor.colour", "color"),
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.app.configured import configured
 from tests.app.conftest import run
 
 
@@ -54,3 +55,17 @@ async def test_it_has_the_keys_of_the_list_of_files(
         assert "Esc stop" not in keys()
         await it.pilot.press("escape")
         await it.until(lambda: "Esc stop" in keys() and "Tab complete" not in keys())
+
+
+@run
+@pytest.mark.parametrize(
+    ("settings", "shown"), [("", "1-6 pane"), ('[keys]\n"monitor.pane_1" = "v"\n', "v 2 3 4 5 6 pane")]
+)
+async def test_in_the_monitor_it_has_the_keys_of_the_panes(
+    bench: Callable[..., Any], tmp_path: Path, settings: str, shown: str
+) -> None:
+    configured(tmp_path, settings)
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m")
+        await it.until(lambda: it.app.focused is it.monitor.kvmap)
+        await it.until(lambda: f"{shown}  Esc" in it.screen_text().splitlines()[-1])
