@@ -56,12 +56,17 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params, active.chat.adapter)}"
 
 
-def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
-    """What is wrong with the message, or its length; and what Enter does."""
+def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:
+    """What is wrong with the message, or its length; and what Enter does.
+
+    `completes`: the list of files is open, which takes Enter and Esc.
+    """
     if checked.faulty:
         return one_line(str(checked))
     actions = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
-    if active.editing is not None:
+    if completes:
+        actions = "Enter complete"
+    elif active.editing is not None:
         actions = f"{keys.name('reply.stop')} cancel"
     return "  ".join(filter(None, (str(checked), actions)))
 

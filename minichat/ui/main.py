@@ -167,9 +167,7 @@ class MainScreen(FrameScreen[None]):
         self._retries.look()
         self.prompt.border_title = Content(labels.recipient(active, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
-        checked = self.composing.checked
-        self.prompt.border_subtitle = Content(labels.hint(active, context.keys, checked))
-        self.prompt.set_class(checked.faulty, "-fault")
+        self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
@@ -179,6 +177,9 @@ class MainScreen(FrameScreen[None]):
     @on(HintsChanged)
     def _label_keys(self) -> None:
         active, context = self.chats.active, self.context
+        checked, completes = self.composing.checked, bool(self.prompt.completion.offers)
+        hint = labels.hint(active, context.keys, checked, completes=completes)
+        self.prompt.border_subtitle = Content(hint)
         self.keybar.keys = labels.footer(
             active,
             self.focused,

@@ -53,8 +53,27 @@ async def test_it_has_the_keys_of_the_list_of_files(
         await it.pilot.press("@", "n")
         await it.until(lambda: "Tab complete  Up Down choose  Esc close" in keys())
         assert "Esc stop" not in keys()
+        assert str(it.main.prompt.border_subtitle).endswith("Enter complete")
         await it.pilot.press("escape")
         await it.until(lambda: "Esc stop" in keys() and "Tab complete" not in keys())
+        assert str(it.main.prompt.border_subtitle).endswith("Enter send  ^J newline")
+
+
+@run
+async def test_an_open_list_of_files_is_closed_before_an_edit_is_cancelled(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    async with bench((120, 40)) as it:
+        below = lambda: str(it.main.prompt.border_subtitle)  # noqa: E731
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e")
+        await it.until(lambda: below().endswith("Esc cancel"))
+        await it.pilot.press("space", "@", "n")
+        await it.until(lambda: below().endswith("Enter complete"))
+        await it.pilot.press("escape")
+        await it.until(lambda: below().endswith("Esc cancel"))
 
 
 @run
