@@ -6,7 +6,7 @@ from textual.dom import DOMNode
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import ScreenCommand
+from minichat.features.feature import Context, ScreenCommand
 from minichat.models.welcome import is_dry
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
@@ -41,10 +41,10 @@ def _failed(conversation: Conversation) -> bool:
     return bool(messages) and messages[-1].state == "failed"
 
 
-def _retriable(conversation: Conversation) -> bool:
-    """Whether its last reply failed in a way that a retry may fix."""
-    messages = conversation.chat.messages
-    return bool(messages) and messages[-1].retriable
+def _retriable(context: Context) -> bool:
+    """Whether the last reply failed in a way that a retry may fix now."""
+    messages = context.chats.active.chat.messages
+    return bool(messages) and messages[-1].retriable and not context.lifecycle.refusal
 
 
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
@@ -102,34 +102,29 @@ def work(running: int) -> str:
     return f"{running} replying" if running else "ready"
 
 
-def footer(
-    active: Conversation,
-    focused: Widget | None,
-    commands: Sequence[ScreenCommand],
-    keys: Keys,
-    *,
-    drawer: bool,
-    covered: bool,
-    retries: bool,
-) -> tuple[Key, ...]:
+def footer(context: Context, focused: Widget | None, *, covered: bool) -> tuple[Key, ...]:
     """The keys for the bar: those of the focused widget, those of the reply, then global ones.
 
     `covered`: the monitor hides the chat.
     """
+    active, keys, drawer = context.chats.active, context.keys, context.panels.drawer_open
+    opened = any(each.opened() for each in context.leaving)  # Esc closes it before the drawer
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next(filter(None, map(_hints, nodes)), ())
     leaves = any(key == "Esc" for key, _ in here)  # Esc goes back to the chat first
-    back = "" if leaves else "close" if drawer else "chat" if covered else ""
-    if here and not (leaves or back or active.streaming):
+    back = "close" if opened or drawer else "chat" if covered else ""
+    if active.editing is not None:
+        back = "cancel"
+    elif here and not (back or active.streaming):
         back = "back"
-    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
-    if back == "chat":
+    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back and not leaves else []
+    if closes and covered and not drawer:
         closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
     stop = () if leaves or back else ("reply.stop",)
-    urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
-    listed = [each for each in commands if each.id in urgent]
+    urgent = stop if active.streaming else ("reply.retry",) if _retriable(context) else ()
+    listed = [each for each in context.commands if each.id in urgent]
     for group in _FOOTER:
-        listed += [each for each in commands if each.group == group and each.footer]
+        listed += [each for each in context.commands if each.group == group and each.footer]
     everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in listed)
     return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
 

@@ -176,19 +176,10 @@ class MainScreen(FrameScreen[None]):
     @on(DescendantBlur)
     @on(HintsChanged)
     def _label_keys(self) -> None:
-        active, context = self.chats.active, self.context
-        checked, completes = self.composing.checked, bool(self.prompt.completion.offers)
-        hint = labels.hint(active, context.keys, checked, completes=completes)
+        context, checked, completes = self.context, self.composing.checked, bool(self.prompt.hints)
+        hint = labels.hint(self.chats.active, context.keys, checked, completes=completes)
         self.prompt.border_subtitle = Content(hint)
-        self.keybar.keys = labels.footer(
-            active,
-            self.focused,
-            context.commands,
-            context.keys,
-            drawer=self.panels.drawer_open,
-            covered=not self._panes.display,
-            retries=not context.lifecycle.refusal,
-        )
+        self.keybar.keys = labels.footer(context, self.focused, covered=not self._panes.display)
 
     def _colors(self, conversation: Conversation) -> str:
         return self._owner_colors(conversation.color)

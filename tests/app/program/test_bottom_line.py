@@ -88,3 +88,25 @@ async def test_in_the_monitor_it_has_the_keys_of_the_panes(
         await it.pilot.press("alt+m")
         await it.until(lambda: it.app.focused is it.monitor.kvmap)
         await it.until(lambda: f"{shown}  Esc" in it.screen_text().splitlines()[-1])
+
+
+@run
+async def test_what_escape_closes_first_is_said_first(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.answered(await it.say("hello"))
+        reply = await it.say("more")
+        await it.pilot.press("ctrl+f", "h")
+        await it.until(lambda: "Esc done" in keys())
+        for focused in (it.main.transcript, it.main.prompt):
+            focused.focus()
+            await it.until(lambda: "Esc close" in keys() and "Esc stop" not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc stop" in keys())
+        await it.answered(reply)
+        await it.pilot.press("f3", "alt+e")
+        await it.until(lambda: "Esc cancel" in keys() and "Esc close" not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc close" in keys() and it.drawer.display)
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.drawer.display and "Esc" not in keys())
