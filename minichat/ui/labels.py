@@ -12,6 +12,7 @@ from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
 from minichat.ui.composing import Checked
+from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.panes.keybar import ChangingHints, Hinting, Hints, Key
 from minichat.ui.panes.tabs import Tab, titled
 from minichat.ui.transcript.glyphs import one_line
@@ -102,11 +103,17 @@ def work(running: int) -> str:
     return f"{running} replying" if running else "ready"
 
 
-def footer(context: Context, focused: Widget | None, *, covered: bool) -> tuple[Key, ...]:
+def footer(
+    context: Context, focused: Widget | None, dialogs: Sequence[object], *, covered: bool
+) -> tuple[Key, ...]:
     """The keys for the bar: those of the focused widget, those of the reply, then global ones.
 
-    `covered`: the monitor hides the chat.
+    `dialogs`: those over the screen, which have their own keys. `covered`: the monitor hides the chat.
     """
+    footers = [each for each in context.commands if each.footer]
+    everywhere = _keys(context, [each for group in _FOOTER for each in footers if each.group == group])
+    if dialogs:
+        return everywhere if isinstance(dialogs[-1], Dialog) and dialogs[-1].runs_commands else ()
     active, keys, drawer = context.chats.active, context.keys, context.panels.drawer_open
     opened = any(each.opened() for each in context.leaving)  # Esc closes it before the drawer
     nodes = focused.ancestors_with_self if focused is not None else []
@@ -122,11 +129,12 @@ def footer(context: Context, focused: Widget | None, *, covered: bool) -> tuple[
         closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
     stop = () if leaves or back else ("reply.stop",)
     urgent = stop if active.streaming else ("reply.retry",) if _retriable(context) else ()
-    listed = [each for each in context.commands if each.id in urgent]
-    for group in _FOOTER:
-        listed += [each for each in context.commands if each.group == group and each.footer]
-    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in listed)
-    return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
+    replies = _keys(context, [each for each in footers if each.id in urgent])
+    return (*(_hint(key, label, keys) for key, label in here), *closes, *replies, *everywhere)
+
+
+def _keys(context: Context, commands: Sequence[ScreenCommand]) -> tuple[Key, ...]:
+    return tuple(Key(context.keys.name(each.id), each.footer, command=each.id) for each in commands)
 
 
 def _hints(node: DOMNode) -> Hints:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
@@ -175,11 +175,14 @@ class MainScreen(FrameScreen[None]):
     @on(DescendantFocus)
     @on(DescendantBlur)
     @on(HintsChanged)
+    @on(events.ScreenSuspend)  # below a dialog
+    @on(events.ScreenResume)
     def _label_keys(self) -> None:
         context, checked, completes = self.context, self.composing.checked, bool(self.prompt.hints)
         hint = labels.hint(self.chats.active, context.keys, checked, completes=completes)
         self.prompt.border_subtitle = Content(hint)
-        self.keybar.keys = labels.footer(context, self.focused, covered=not self._panes.display)
+        covered, dialogs = not self._panes.display, self.app.screen_stack[1:]
+        self.keybar.keys = labels.footer(context, self.focused, dialogs, covered=covered)
 
     def _colors(self, conversation: Conversation) -> str:
         return self._owner_colors(conversation.color)

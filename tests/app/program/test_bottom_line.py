@@ -110,3 +110,21 @@ async def test_what_escape_closes_first_is_said_first(bench: Callable[..., Any])
         await it.until(lambda: "Esc close" in keys() and it.drawer.display)
         await it.pilot.press("escape")
         await it.until(lambda: not it.drawer.display and "Esc" not in keys())
+
+
+@run
+async def test_below_a_dialog_it_has_only_keys_that_work_there(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        shown = lambda: [f"{key.written} {key.label}" for key in it.main.keybar.keys]  # noqa: E731
+        await it.say("hello")
+        everywhere = ["F1 help", "F2 monitor", "F3 decoding", "^P all", "^N new", "^O jump"]
+        await it.until(lambda: shown() == ["Esc stop", *everywhere])
+        for opens in ("ctrl+p", "alt+t", "f8"):
+            await it.pilot.press(opens)
+            await it.until(lambda: it.app.screen is not it.main and shown() == [])
+            await it.pilot.press("escape")
+            await it.until(lambda: shown() == ["Esc stop", *everywhere])
+        await it.pilot.press("f1")
+        await it.until(lambda: shown() == everywhere)
+        it.main.label()
+        await it.until(lambda: shown() == everywhere)
