@@ -112,9 +112,19 @@ class KVMap(Pane):
         super().redraw()
 
     @property
+    def mixes(self) -> bool:
+        """Whether it can have colors instead of letters."""
+        return not self.signs.ascii and mixes(self.app)
+
+    @property
     def halves(self) -> bool:
         """Whether a character shows two cells."""
-        return not (self.signs.ascii or self.letters) and mixes(self.app)
+        return self.mixes and not self.letters
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a block is used or cached, so that the map has letters."""
+        return bool((self._state != State.FREE).any())
 
     # Drawing
 

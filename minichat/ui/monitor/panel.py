@@ -14,6 +14,7 @@ from engine.api.events import Event, Quantized, Recached, Switched
 from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.arrange import KVMAP, PANES, Place, arrange
 from minichat.ui.monitor.bindings import KEYS
+from minichat.ui.monitor.cells import Order
 from minichat.ui.monitor.events import EventLog
 from minichat.ui.monitor.experts import Experts
 from minichat.ui.monitor.kvmap import KVMap
@@ -210,16 +211,29 @@ class MonitorPanel(Widget):
 
     def action_order(self) -> None:
         self.kvmap.next_order()
+        order = self.kvmap.order
+        self._say_hidden(f"The map will show blocks {'by address' if order is Order.PHYSICAL else order}")
 
     def action_tint(self) -> None:
         self.kvmap.next_tint()
+        self._say_hidden(f"The map will color blocks by {self.kvmap.tint}")
 
     def action_replica(self) -> None:
         if not self.kvmap.next_replica():
             self.notify("The engine has no other replica", severity="warning")
 
     def action_letters(self) -> None:
+        if not self.kvmap.mixes:
+            self.notify("The map has only letters on this terminal", severity="warning")
+            return
         self.kvmap.toggle_letters()
+        shown = "letters" if self.kvmap.letters else "colors"
+        self._say_hidden(f"The map will show blocks in use as {shown}", hidden=not self.kvmap.in_use)
+
+    def _say_hidden(self, sentence: str, *, hidden: bool = False) -> None:
+        """Say what a key has changed where the map does not show it."""
+        if hidden or not self.kvmap.display:
+            self.notify(sentence, timeout=2)
 
     def action_filter(self) -> None:
         self.event_log.filter()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.color import Color
 from textual.geometry import Region
+from textual.notifications import Notify
 
 from engine.api import events
 from engine.api.expert_load import ExpertLoad
@@ -173,6 +174,20 @@ async def test_keys_work_wherever_the_focus_is() -> None:
         await pilot.press("slash", *"xp1")
         assert panel.event_log.pattern == "xp1"
         assert len(received(pilot, Queues.AbortRequested)) == 1
+
+
+async def test_letters_that_the_map_does_not_show_are_announced() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        said = lambda: [each.notification.message for each in received(pilot, Notify)]  # noqa: E731
+        panel.update_from(SHOT, OWNERS)
+        panel.latency.focus()
+        await pilot.press("l", "l")
+        assert said() == [], "the map shows it"
+        panel.update_from(IDLE, OWNERS)
+        await pilot.press("l", "2", "l")
+        shown = ["The map will show blocks in use as letters", "The map will show blocks in use as colors"]
+        await until(lambda: said() == shown, pilot.pause)
 
 
 async def test_all_sizes_from_tiny_to_huge() -> None:
