@@ -121,11 +121,6 @@ class KVMap(Pane):
         """Whether a character shows two cells."""
         return self.mixes and not self.letters
 
-    @property
-    def in_use(self) -> bool:
-        """Whether a block is used or cached, so that the map has letters."""
-        return bool((self._state != State.FREE).any())
-
     # Drawing
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
@@ -298,13 +293,21 @@ class KVMap(Pane):
         self._message = self.signs.line(sentence)
         self.draw()
 
-    def next_order(self) -> None:
+    @property
+    def picture(self) -> Sequence[Strip]:
+        """What it shows, to be compared."""
+        return tuple(self._strips)
+
+    def next_order(self) -> str:
+        """Return how it shows the blocks now."""
         self.order = _next(self.order)
         self.redraw()
+        return "by address" if self.order is Order.PHYSICAL else self.order
 
-    def next_tint(self) -> None:
+    def next_tint(self) -> str:
         self.tint = _next(self.tint)
         self.redraw()
+        return f"with color by {self.tint}"
 
     def next_replica(self) -> bool:
         """Show the next replica's blocks alone; after the last one, those of all. False: it has one."""
@@ -318,9 +321,10 @@ class KVMap(Pane):
                 self.post_message(self.Pointed(self.pointed()))
         return len(numbers) > 1
 
-    def toggle_letters(self) -> None:
+    def toggle_letters(self) -> str:
         self.letters = not self.letters
         self.redraw()
+        return "as letters" if self.letters else "as colors"
 
 
 def _next(present: Option) -> Option:

@@ -1,6 +1,6 @@
 """The monitor: panes that show the engine's snapshots and events."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -14,7 +14,6 @@ from engine.api.events import Event, Quantized, Recached, Switched
 from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.arrange import KVMAP, PANES, Place, arrange
 from minichat.ui.monitor.bindings import KEYS
-from minichat.ui.monitor.cells import Order
 from minichat.ui.monitor.events import EventLog
 from minichat.ui.monitor.experts import Experts
 from minichat.ui.monitor.kvmap import KVMap
@@ -210,30 +209,27 @@ class MonitorPanel(Widget):
             self.notify(f"The graphs will show {self.rates.window}", timeout=2)
 
     def action_order(self) -> None:
-        self.kvmap.next_order()
-        order = self.kvmap.order
-        self._say_hidden(f"The map will show blocks {'by address' if order is Order.PHYSICAL else order}")
+        self._change_map(self.kvmap.next_order)
 
     def action_tint(self) -> None:
-        self.kvmap.next_tint()
-        self._say_hidden(f"The map will color blocks by {self.kvmap.tint}")
+        self._change_map(self.kvmap.next_tint)
 
     def action_replica(self) -> None:
         if not self.kvmap.next_replica():
             self.notify("The engine has no other replica", severity="warning")
 
     def action_letters(self) -> None:
-        if not self.kvmap.mixes:
+        if self.kvmap.mixes:
+            self._change_map(self.kvmap.toggle_letters)
+        else:
             self.notify("The map has only letters on this terminal", severity="warning")
-            return
-        self.kvmap.toggle_letters()
-        shown = "letters" if self.kvmap.letters else "colors"
-        self._say_hidden(f"The map will show blocks in use as {shown}", hidden=not self.kvmap.in_use)
 
-    def _say_hidden(self, sentence: str, *, hidden: bool = False) -> None:
-        """Say what a key has changed where the map does not show it."""
-        if hidden or not self.kvmap.display:
-            self.notify(sentence, timeout=2)
+    def _change_map(self, change: Callable[[], str]) -> None:
+        """Change how the map is drawn, and say so if it looks the same."""
+        before = self.kvmap.picture
+        how = change()
+        if not self.kvmap.display or self.kvmap.picture == before:
+            self.notify(f"The map will show blocks {how}", timeout=2)
 
     def action_filter(self) -> None:
         self.event_log.filter()

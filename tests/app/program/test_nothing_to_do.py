@@ -70,4 +70,4 @@ async def test_the_map_is_hidden(bench: Callable[..., Any]) -> None:
         await it.pilot.press("alt+m", "2", "o")
         await it.until(lambda: it.notices() == ["The map will show blocks by session"])
         await it.pilot.press("c")
-        await it.until(lambda: it.notices()[1:] == ["The map will color blocks by age"])
+        await it.until(lambda: it.notices()[1:] == ["The map will show blocks with color by age"])

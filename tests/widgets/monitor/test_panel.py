@@ -176,17 +176,27 @@ async def test_keys_work_wherever_the_focus_is() -> None:
         assert len(received(pilot, Queues.AbortRequested)) == 1
 
 
-async def test_letters_that_the_map_does_not_show_are_announced() -> None:
+async def test_what_the_map_does_not_show_is_announced() -> None:
     panel = MonitorPanel()
     async with staged(panel, (66, 40)) as pilot:
         said = lambda: [each.notification.message for each in received(pilot, Notify)]  # noqa: E731
         panel.update_from(SHOT, OWNERS)
         panel.latency.focus()
-        await pilot.press("l", "l")
+        await pilot.press("l", "l", "o", "o", "c")
         assert said() == [], "the map shows it"
+        await pilot.press("2", "l", "o", "c")
+        shown = ["as letters", "by session", "with color by references"]
+        await until(lambda: said() == [f"The map will show blocks {each}" for each in shown], pilot.pause)
+
+
+async def test_an_order_that_a_narrow_map_does_not_show_is_announced() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (40, 40)) as pilot:
         panel.update_from(IDLE, OWNERS)
-        await pilot.press("l", "2", "l")
-        shown = ["The map will show blocks in use as letters", "The map will show blocks in use as colors"]
+        panel.latency.focus()
+        await pilot.press("o", "o")
+        shown = [f"The map will show blocks {each}" for each in ("by session", "by address")]
+        said = lambda: [each.notification.message for each in received(pilot, Notify)]  # noqa: E731
         await until(lambda: said() == shown, pilot.pause)
 
 
