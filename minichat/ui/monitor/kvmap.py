@@ -22,9 +22,17 @@ from minichat.ui.monitor.owners import Codes, Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, clip
 from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
 from minichat.ui.monitor.zoom import block_rows
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _BELOW = 2  # lines below the map
 _QUOTED = 5  # cells that the text of blocks needs at least
+_ZOOMED = (
+    ("monitor.left monitor.right", "cell"),
+    ("monitor.up monitor.down", "scroll"),
+    ("monitor.zoom", "map"),
+    MAXIMIZE,
+    ("Esc", "map"),
+)
 Option = TypeVar("Option", Order, Tint)
 
 
@@ -76,6 +84,10 @@ class KVMap(Pane):
         self._shades_for: object = None
         self._values = np.zeros((0, 0), np.int64)
         self._body: list[Strip] = []
+
+    @property
+    def hints(self) -> Hints:
+        return _ZOOMED if self.zoomed else self.HINTS
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
@@ -260,6 +272,7 @@ class KVMap(Pane):
         self._first = 0
         if self.zoomed:
             self.post_message(self.Pointed(self.pointed()))
+        self.post_message(HintsChanged())
         self.redraw()
 
     def action_leave_zoom(self) -> None:

@@ -128,3 +128,16 @@ async def test_below_a_dialog_it_has_only_keys_that_work_there(bench: Callable[.
         await it.until(lambda: shown() == everywhere)
         it.main.label()
         await it.until(lambda: shown() == everywhere)
+
+
+@run
+async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.until(lambda: it.main.engine.latest)
+        await it.pilot.press("alt+m")
+        await it.until(lambda: "Enter blocks  o order  c color" in keys())
+        await it.pilot.press("enter")
+        await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Enter blocks  o order  c color" in keys())
