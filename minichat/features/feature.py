@@ -42,8 +42,7 @@ class Context:
     commands: Sequence["ScreenCommand"]  # of all features
     run: Callable[["ScreenCommand"], Awaitable[None]]  # as its key would
     do: Callable[[Callable[[], object]], Awaitable[None]]  # run other work that may touch the disk
-    # Called on Esc; return whether something closed.
-    leaving: list[Callable[[], bool]] = field(default_factory=list)
+    leaving: list["Leaving"] = field(default_factory=list)  # what Esc closes, the first open one only
     _parts: dict[type[object], object] = field(default_factory=dict)
 
     def add(self, part: object) -> None:
@@ -54,6 +53,14 @@ class Context:
         part = self._parts[kind]
         assert isinstance(part, kind)
         return part
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Something that Esc closes, wherever the focus is."""
+
+    opened: Callable[[], bool]
+    close: Callable[[], object]
 
 
 Handler = Callable[[Context], Awaitable[None] | None]

@@ -14,6 +14,7 @@ from textual.events import Key
 from textual.widgets import Input, Static
 
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
+from minichat.settings.keymap import types
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
@@ -25,8 +26,6 @@ _NARROW = 50  # columns below which the key column shrinks
 _GAP = 3  # cells between two columns
 _TWO = 2 * 52 + _GAP  # cells needed for two columns
 _IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids, replaced by their keys
-_FUNCTION = re.compile(r"f\d+")
-_PALETTE = "program.palette"
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
 _LAST = "Terminals and tmux intercept some keys. {program.palette} lists every command."
 _NONE = ". {program.palette} lists every command"
@@ -37,6 +36,8 @@ class HelpScreen(Dialog[ScreenCommand]):
 
     Filtered, it also shows the ids of the bindings, which `[keys]` in the settings needs.
     """
+
+    runs_commands = True
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll(-1)", show=False),
@@ -65,10 +66,10 @@ class HelpScreen(Dialog[ScreenCommand]):
         self._field.focus()
 
     def on_key(self, event: Key) -> None:
-        """Close, and run the command of a function key, or the palette: the help has just explained it."""
+        """Close, and run the command of a key that the filter has no use for: the help has just shown it."""
         found = next((each for each in self._commands if event.key in self._keys.of(each.id)), None)
-        runs = found and (_FUNCTION.fullmatch(event.key) or found.id == _PALETTE)
-        if found and runs and event.key not in self.opened_by:
+        used = types(event.key) or event.key in self._bindings.key_to_bindings or event.key in self.opened_by
+        if found and found.run is not None and not used:
             event.stop()
             self.dismiss(found)
 

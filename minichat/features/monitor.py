@@ -9,7 +9,7 @@ from textual.widget import Widget
 from engine.api.commands import Abort, Preempt
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
+from minichat.features.feature import Context, Feature, HelpSection, Leaving, PanelSpec, ScreenCommand
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.cells import Order, Tint
 from minichat.ui.panels import Dock
@@ -26,7 +26,8 @@ class MonitorSide(MonitorPanel):
         self.kvmap.tint = Tint(screen.map_colour)
         if not screen.monitor:
             context.panels.side_requested = False
-        context.leaving.append(self._restored)
+        alone = Leaving(lambda: self.maximized is not None and self.display, lambda: self.maximize(None))
+        context.leaving.append(alone)
         context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.owned.connect(self.draw)
@@ -41,12 +42,6 @@ class MonitorSide(MonitorPanel):
         """Let a maximized pane fill the screen."""
         super().maximize(pane)
         self.context.panels.fill(pane is not None)
-
-    def _restored(self) -> bool:
-        """On Esc, from any focus: restore a maximized pane. Return whether there was one."""
-        if alone := self.maximized is not None and self.display:
-            self.maximize(None)
-        return alone
 
     def _arranged(self) -> None:
         """Restore the pane if the chat or a drawer has taken its room back."""

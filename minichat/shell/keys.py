@@ -12,7 +12,7 @@ _RUNS = (  # of key names, abbreviated
     ("Shift+Left Shift+Right Shift+Up Shift+Down", "Shift+arrows"),
     ("Left Right Up Down", "Arrows"),
     ("Alt+1 Alt+2 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9", "Alt+1 ... Alt+9"),
-    ("1 2 3 4 5 6", "1 ... 6"),
+    ("1 2 3 4 5 6", "1-6"),
 )
 
 

@@ -6,12 +6,13 @@ from textual.dom import DOMNode
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import ScreenCommand
+from minichat.features.feature import Context, ScreenCommand
 from minichat.models.welcome import is_dry
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
 from minichat.ui.composing import Checked
+from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.panes.keybar import ChangingHints, Hinting, Hints, Key
 from minichat.ui.panes.tabs import Tab, titled
 from minichat.ui.transcript.glyphs import one_line
@@ -41,10 +42,10 @@ def _failed(conversation: Conversation) -> bool:
     return bool(messages) and messages[-1].state == "failed"
 
 
-def _retriable(conversation: Conversation) -> bool:
-    """Whether its last reply failed in a way that a retry may fix."""
-    messages = conversation.chat.messages
-    return bool(messages) and messages[-1].retriable
+def _retriable(context: Context) -> bool:
+    """Whether the last reply failed in a way that a retry may fix now."""
+    messages = context.chats.active.chat.messages
+    return bool(messages) and messages[-1].retriable and not context.lifecycle.refusal
 
 
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
@@ -56,12 +57,17 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params, active.chat.adapter)}"
 
 
-def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
-    """What is wrong with the message, or its length; and what Enter does."""
+def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:
+    """What is wrong with the message, or its length; and what Enter does.
+
+    `completes`: the list of files is open, which takes Enter and Esc.
+    """
     if checked.faulty:
         return one_line(str(checked))
     actions = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
-    if active.editing is not None:
+    if completes:
+        actions = "Enter complete"
+    elif active.editing is not None:
         actions = f"{keys.name('reply.stop')} cancel"
     return "  ".join(filter(None, (str(checked), actions)))
 
@@ -98,35 +104,37 @@ def work(running: int) -> str:
 
 
 def footer(
-    active: Conversation,
-    focused: Widget | None,
-    commands: Sequence[ScreenCommand],
-    keys: Keys,
-    *,
-    drawer: bool,
-    covered: bool,
-    retries: bool,
+    context: Context, focused: Widget | None, dialogs: Sequence[object], *, covered: bool
 ) -> tuple[Key, ...]:
     """The keys for the bar: those of the focused widget, those of the reply, then global ones.
 
-    `covered`: the monitor hides the chat.
+    `dialogs`: those over the screen, which have their own keys. `covered`: the monitor hides the chat.
     """
+    footers = [each for each in context.commands if each.footer]
+    everywhere = _keys(context, [each for group in _FOOTER for each in footers if each.group == group])
+    if dialogs:
+        return everywhere if isinstance(dialogs[-1], Dialog) and dialogs[-1].runs_commands else ()
+    active, keys, drawer = context.chats.active, context.keys, context.panels.drawer_open
+    opened = any(each.opened() for each in context.leaving)  # Esc closes it before the drawer
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next(filter(None, map(_hints, nodes)), ())
     leaves = any(key == "Esc" for key, _ in here)  # Esc goes back to the chat first
-    back = "" if leaves else "close" if drawer else "chat" if covered else ""
-    if here and not (leaves or back or active.streaming):
+    back = "close" if opened or drawer else "chat" if covered else ""
+    if active.editing is not None:
+        back = "cancel"
+    elif here and not (back or active.streaming):
         back = "back"
-    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back else []
-    if back == "chat":
+    closes = [Key(keys.name("reply.stop"), back, command="reply.stop")] if back and not leaves else []
+    if closes and covered and not drawer:
         closes.append(Key(keys.name("view.to_monitor"), "panes", command="view.to_monitor"))
     stop = () if leaves or back else ("reply.stop",)
-    urgent = stop if active.streaming else ("reply.retry",) if retries and _retriable(active) else ()
-    listed = [each for each in commands if each.id in urgent]
-    for group in _FOOTER:
-        listed += [each for each in commands if each.group == group and each.footer]
-    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in listed)
-    return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
+    urgent = stop if active.streaming else ("reply.retry",) if _retriable(context) else ()
+    replies = _keys(context, [each for each in footers if each.id in urgent])
+    return (*(_hint(key, label, keys) for key, label in here), *closes, *replies, *everywhere)
+
+
+def _keys(context: Context, commands: Sequence[ScreenCommand]) -> tuple[Key, ...]:
+    return tuple(Key(context.keys.name(each.id), each.footer, command=each.id) for each in commands)
 
 
 def _hints(node: DOMNode) -> Hints:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
@@ -167,9 +167,7 @@ class MainScreen(FrameScreen[None]):
         self._retries.look()
         self.prompt.border_title = Content(labels.recipient(active, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
-        checked = self.composing.checked
-        self.prompt.border_subtitle = Content(labels.hint(active, context.keys, checked))
-        self.prompt.set_class(checked.faulty, "-fault")
+        self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
@@ -177,17 +175,14 @@ class MainScreen(FrameScreen[None]):
     @on(DescendantFocus)
     @on(DescendantBlur)
     @on(HintsChanged)
+    @on(events.ScreenSuspend)  # below a dialog
+    @on(events.ScreenResume)
     def _label_keys(self) -> None:
-        active, context = self.chats.active, self.context
-        self.keybar.keys = labels.footer(
-            active,
-            self.focused,
-            context.commands,
-            context.keys,
-            drawer=self.panels.drawer_open,
-            covered=not self._panes.display,
-            retries=not context.lifecycle.refusal,
-        )
+        context, checked, completes = self.context, self.composing.checked, bool(self.prompt.hints)
+        hint = labels.hint(self.chats.active, context.keys, checked, completes=completes)
+        self.prompt.border_subtitle = Content(hint)
+        covered, dialogs = not self._panes.display, self.app.screen_stack[1:]
+        self.keybar.keys = labels.footer(context, self.focused, dialogs, covered=covered)
 
     def _colors(self, conversation: Conversation) -> str:
         return self._owner_colors(conversation.color)

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Input, Label
 
-from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.features.feature import Context, Feature, Leaving, ScreenCommand
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.pane import ChatPane
 
@@ -87,13 +87,14 @@ class FindCloser:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        context.leaving.append(self._close)
+        context.leaving.append(Leaving(lambda: bool(self._opened()), self._close))
 
-    def _close(self) -> bool:
-        opened = [bar for bar in self._context.workspace.pane.query(FindBar) if bar.display]
-        for bar in opened:
+    def _opened(self) -> list[FindBar]:
+        return [bar for bar in self._context.workspace.pane.query(FindBar) if bar.display]
+
+    def _close(self) -> None:
+        for bar in self._opened():
             bar.action_leave()
-        return bool(opened)
 
 
 def find(context: Context, text: str = "", message: int | None = None) -> None:

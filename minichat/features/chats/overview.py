@@ -28,7 +28,7 @@ class ChatOverview(Widget, can_focus=True):
         ("Up Down", "choose"),
         ("Enter", "go"),
         ("overview.pin", "pin"),
-        ("Esc", "back"),
+        ("Esc", "close"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),

@@ -16,7 +16,10 @@ def stop(context: Context) -> None:
         active.editing = None
         context.workspace.prompt.put(active.chat.draft)
         context.workspace.label()
-    elif not any(left() for left in (*context.leaving, panels.close_drawer, panels.show_chat, active.stop)):
+    elif (inner := next((each for each in context.leaving if each.opened()), None)) is not None:
+        inner.close()
+        context.workspace.label()
+    elif not any(left() for left in (panels.close_drawer, panels.show_chat, active.stop)):
         context.workspace.prompt.focus()
 
 

@@ -8,7 +8,7 @@ from textual import on
 from engine.api.errors import EngineError
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.features.feature import Context, Feature, HelpSection, MessageCommand, ScreenCommand
+from minichat.features.feature import Context, Feature, HelpSection, Leaving, MessageCommand, ScreenCommand
 from minichat.features.picking.line import TokenPicker
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
@@ -34,7 +34,7 @@ class Picking:
         context.signals.snapshot.connect(self._see)
         context.signals.chat_changed.connect(self.end)
         context.signals.replaced.connect(self.end)
-        context.leaving.append(self._left)
+        context.leaving.append(Leaving(lambda: self._walk is not None, self.end))
 
     def _changed(self, conversation: Conversation) -> None:
         """End the walk when a new reply streams, because its tokens differ."""
@@ -50,13 +50,6 @@ class Picking:
                 trace.former.update(trace.logprobs)
             if self._walk is not None:
                 self._update(self._walk)
-
-    def _left(self) -> bool:
-        """Esc, from any focus."""
-        walking = self._walk is not None
-        if walking:
-            self.end()
-        return walking
 
     def begin(self, message_id: int | None = None) -> None:
         """Start at the given reply, the selected one, or the last one."""

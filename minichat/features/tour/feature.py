@@ -144,11 +144,9 @@ class Tour:
         keys = [("Enter", "play" if self._waits else "next")]
         if page.do is not None and not self._waits:
             keys.append(("r", "play again"))
-        if page.last:
-            keys = [("k", "keep chats")]
         back = [("b", "back")] if self._place else []
-        keys = [*back, *keys] if page.last else [*keys, *back]
-        keys.append(("q", "quit"))
+        leave = ("q", "quit"), ("k", "keep chats and quit")
+        keys = [*back, *reversed(leave)] if page.last else [*keys, *back, *leave]
         return Content.assemble(
             *(
                 part

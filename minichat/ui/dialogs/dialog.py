@@ -16,6 +16,7 @@ class Dialog(ModalScreen[T | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
     opened_by: Sequence[str] = ()  # keys, as the user has bound them
+    runs_commands: ClassVar[bool] = False  # keys of commands close it and act
 
     def on_key(self, event: Key) -> None:
         if event.key in self.opened_by:

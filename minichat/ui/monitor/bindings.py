@@ -5,6 +5,7 @@ from textual.binding import Binding, BindingType
 from minichat.ui.monitor.arrange import PANES
 
 _NAMES = ("KV map", "queues", "rates", "latency", "events", "experts")
+MAXIMIZE = (" ".join(f"monitor.pane_{pane}" for pane in PANES), "pane")  # on the bottom line
 
 
 def up(action: str) -> Binding:

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from engine.api.events import Event, Quantizing, RequestEvent
 from engine.api.snapshot import Snapshot
-from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.figures import clock_time, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
@@ -58,7 +58,7 @@ class EventLog(Pane):
     HINTS = (
         ("monitor.up monitor.down", "scroll"),
         ("monitor.filter", "filter"),
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -24,7 +24,6 @@ class Experts(Pane):
     """
 
     number, title = 6, "experts"
-    HINTS = (("1-6", "pane"), *Pane.HINTS[1:])
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)

@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from engine.api.snapshot import Snapshot
 from minichat.plural import plural
-from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves, session_order, states
 from minichat.ui.monitor.figures import ranges, running_replicas
 from minichat.ui.monitor.legend import legend, tier_legend, totals
@@ -22,9 +22,17 @@ from minichat.ui.monitor.owners import Codes, Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, clip
 from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
 from minichat.ui.monitor.zoom import block_rows
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _BELOW = 2  # lines below the map
 _QUOTED = 5  # cells that the text of blocks needs at least
+_ZOOMED = (
+    ("monitor.left monitor.right", "cell"),
+    ("monitor.up monitor.down", "scroll"),
+    ("monitor.zoom", "map"),
+    MAXIMIZE,
+    ("Esc", "map"),
+)
 Option = TypeVar("Option", Order, Tint)
 
 
@@ -37,7 +45,7 @@ class KVMap(Pane):
         ("monitor.zoom", "blocks"),
         ("monitor.order", "order"),
         ("monitor.colour", "color"),
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -77,6 +85,10 @@ class KVMap(Pane):
         self._values = np.zeros((0, 0), np.int64)
         self._body: list[Strip] = []
 
+    @property
+    def hints(self) -> Hints:
+        return _ZOOMED if self.zoomed else self.HINTS
+
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
         if self.seen:
@@ -112,9 +124,14 @@ class KVMap(Pane):
         super().redraw()
 
     @property
+    def mixes(self) -> bool:
+        """Whether it can have colors instead of letters."""
+        return not self.signs.ascii and mixes(self.app)
+
+    @property
     def halves(self) -> bool:
         """Whether a character shows two cells."""
-        return not (self.signs.ascii or self.letters) and mixes(self.app)
+        return self.mixes and not self.letters
 
     # Drawing
 
@@ -255,6 +272,7 @@ class KVMap(Pane):
         self._first = 0
         if self.zoomed:
             self.post_message(self.Pointed(self.pointed()))
+        self.post_message(HintsChanged())
         self.redraw()
 
     def action_leave_zoom(self) -> None:
@@ -288,13 +306,21 @@ class KVMap(Pane):
         self._message = self.signs.line(sentence)
         self.draw()
 
-    def next_order(self) -> None:
+    @property
+    def picture(self) -> Sequence[Strip]:
+        """What it shows, to be compared."""
+        return tuple(self._strips)
+
+    def next_order(self) -> str:
+        """Return how it shows the blocks now."""
         self.order = _next(self.order)
         self.redraw()
+        return "by address" if self.order is Order.PHYSICAL else self.order
 
-    def next_tint(self) -> None:
+    def next_tint(self) -> str:
         self.tint = _next(self.tint)
         self.redraw()
+        return f"with color by {self.tint}"
 
     def next_replica(self) -> bool:
         """Show the next replica's blocks alone; after the last one, those of all. False: it has one."""
@@ -308,9 +334,10 @@ class KVMap(Pane):
                 self.post_message(self.Pointed(self.pointed()))
         return len(numbers) > 1
 
-    def toggle_letters(self) -> None:
+    def toggle_letters(self) -> str:
         self.letters = not self.letters
         self.redraw()
+        return "as letters" if self.letters else "as colors"
 
 
 def _next(present: Option) -> Option:

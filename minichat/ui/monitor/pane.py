@@ -18,6 +18,7 @@ from textual.widget import Widget
 from engine.api.snapshot import Snapshot
 from minichat.shell.themes import OKABE_ITO, readable
 from minichat.ui.lines import lines_of
+from minichat.ui.monitor.bindings import MAXIMIZE
 from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.transcript.glyphs import drawable
@@ -74,7 +75,7 @@ class Pane(Widget, can_focus=True):
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"pane--{look}" for look in LOOKS}
     HINTS: ClassVar[Hints] = (
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("monitor.pause", "pause"),
         ("monitor.faster", "faster"),
         ("monitor.slower", "slower"),

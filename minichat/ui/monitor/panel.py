@@ -1,6 +1,6 @@
 """The monitor: panes that show the engine's snapshots and events."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -210,17 +210,27 @@ class MonitorPanel(Widget):
             self.notify(f"The graphs will show {self.rates.window}", timeout=2)
 
     def action_order(self) -> None:
-        self.kvmap.next_order()
+        self._change_map(self.kvmap.next_order)
 
     def action_tint(self) -> None:
-        self.kvmap.next_tint()
+        self._change_map(self.kvmap.next_tint)
 
     def action_replica(self) -> None:
         if not self.kvmap.next_replica():
             self.notify("The engine has no other replica", severity="warning")
 
     def action_letters(self) -> None:
-        self.kvmap.toggle_letters()
+        if self.kvmap.mixes:
+            self._change_map(self.kvmap.toggle_letters)
+        else:
+            self.notify("The map has only letters on this terminal", severity="warning")
+
+    def _change_map(self, change: Callable[[], str]) -> None:
+        """Change how the map is drawn, and say so if it looks the same."""
+        before = self.kvmap.picture
+        how = change()
+        if not self.kvmap.display or self.kvmap.picture == before:
+            self.notify(f"The map will show blocks {how}", timeout=2)
 
     def action_filter(self) -> None:
         self.event_log.filter()

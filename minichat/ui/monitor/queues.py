@@ -8,7 +8,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
 from engine.api.snapshot import RequestView, Snapshot, Speculation
-from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.figures import request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Signs, clip
@@ -64,7 +64,7 @@ class Queues(Pane):
         ("monitor.up monitor.down", "select"),
         ("monitor.abort", "abort"),
         ("monitor.preempt", "preempt"),
-        ("1-5", "pane"),
+        MAXIMIZE,
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.app.configured import configured
 from tests.app.conftest import run
 
 
@@ -52,5 +53,91 @@ async def test_it_has_the_keys_of_the_list_of_files(
         await it.pilot.press("@", "n")
         await it.until(lambda: "Tab complete  Up Down choose  Esc close" in keys())
         assert "Esc stop" not in keys()
+        assert str(it.main.prompt.border_subtitle).endswith("Enter complete")
         await it.pilot.press("escape")
         await it.until(lambda: "Esc stop" in keys() and "Tab complete" not in keys())
+        assert str(it.main.prompt.border_subtitle).endswith("Enter send  ^J newline")
+
+
+@run
+async def test_an_open_list_of_files_is_closed_before_an_edit_is_cancelled(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    async with bench((120, 40)) as it:
+        below = lambda: str(it.main.prompt.border_subtitle)  # noqa: E731
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("alt+e")
+        await it.until(lambda: below().endswith("Esc cancel"))
+        await it.pilot.press("space", "@", "n")
+        await it.until(lambda: below().endswith("Enter complete"))
+        await it.pilot.press("escape")
+        await it.until(lambda: below().endswith("Esc cancel"))
+
+
+@run
+@pytest.mark.parametrize(
+    ("settings", "shown"), [("", "1-6 pane"), ('[keys]\n"monitor.pane_1" = "v"\n', "v 2 3 4 5 6 pane")]
+)
+async def test_in_the_monitor_it_has_the_keys_of_the_panes(
+    bench: Callable[..., Any], tmp_path: Path, settings: str, shown: str
+) -> None:
+    configured(tmp_path, settings)
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m")
+        await it.until(lambda: it.app.focused is it.monitor.kvmap)
+        await it.until(lambda: f"{shown}  Esc" in it.screen_text().splitlines()[-1])
+
+
+@run
+async def test_what_escape_closes_first_is_said_first(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.answered(await it.say("hello"))
+        reply = await it.say("more")
+        await it.pilot.press("ctrl+f", "h")
+        await it.until(lambda: "Esc done" in keys())
+        for focused in (it.main.transcript, it.main.prompt):
+            focused.focus()
+            await it.until(lambda: "Esc close" in keys() and "Esc stop" not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc stop" in keys())
+        await it.answered(reply)
+        await it.pilot.press("f3", "alt+e")
+        await it.until(lambda: "Esc cancel" in keys() and "Esc close" not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc close" in keys() and it.drawer.display)
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.drawer.display and "Esc" not in keys())
+
+
+@run
+async def test_below_a_dialog_it_has_only_keys_that_work_there(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        shown = lambda: [f"{key.written} {key.label}" for key in it.main.keybar.keys]  # noqa: E731
+        await it.say("hello")
+        everywhere = ["F1 help", "F2 monitor", "F3 decoding", "^P all", "^N new", "^O jump"]
+        await it.until(lambda: shown() == ["Esc stop", *everywhere])
+        for opens in ("ctrl+p", "alt+t", "f8"):
+            await it.pilot.press(opens)
+            await it.until(lambda: it.app.screen is not it.main and shown() == [])
+            await it.pilot.press("escape")
+            await it.until(lambda: shown() == ["Esc stop", *everywhere])
+        await it.pilot.press("f1")
+        await it.until(lambda: shown() == everywhere)
+        it.main.label()
+        await it.until(lambda: shown() == everywhere)
+
+
+@run
+async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.until(lambda: it.main.engine.latest)
+        await it.pilot.press("alt+m")
+        await it.until(lambda: "Enter blocks  o order  c color" in keys())
+        await it.pilot.press("enter")
+        await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Enter blocks  o order  c color" in keys())

@@ -34,6 +34,7 @@ async def test_in_a_chat(bench: Callable[..., Any], key: str, notice: str) -> No
         ("P", "There is no request to preempt"),
         ("r", "The engine has no other replica"),
         ("t", "The graphs will show 2 min"),
+        ("l", "The map has only letters on this terminal"),
     ],
 )
 async def test_in_the_monitor(bench: Callable[..., Any], key: str, notice: str) -> None:
@@ -61,3 +62,12 @@ async def test_without_a_reply(bench: Callable[..., Any]) -> None:
         await it.command("reply.stop_all")
         await it.until(lambda: reply.finished)
         assert len(it.notices()) == 1
+
+
+@run
+async def test_the_map_is_hidden(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m", "2", "o")
+        await it.until(lambda: it.notices() == ["The map will show blocks by session"])
+        await it.pilot.press("c")
+        await it.until(lambda: it.notices()[1:] == ["The map will show blocks with color by age"])

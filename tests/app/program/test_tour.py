@@ -257,6 +257,15 @@ async def test_it_does_not_wait_if_the_user_continues(bench: Callable[..., Any])
 
 
 @run
+async def test_each_page_shows_the_key_that_keeps_the_chats(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.until(lambda: "Enter next  q quit  k keep chats and quit" in it.screen_text())
+        await it.pilot.press("k")
+        await it.until(lambda: it.app.return_code == KEEP)
+
+
+@run
 async def test_the_palette_says_that_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.command("program.tour")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.color import Color
 from textual.geometry import Region
+from textual.notifications import Notify
 
 from engine.api import events
 from engine.api.expert_load import ExpertLoad
@@ -173,6 +174,30 @@ async def test_keys_work_wherever_the_focus_is() -> None:
         await pilot.press("slash", *"xp1")
         assert panel.event_log.pattern == "xp1"
         assert len(received(pilot, Queues.AbortRequested)) == 1
+
+
+async def test_what_the_map_does_not_show_is_announced() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        said = lambda: [each.notification.message for each in received(pilot, Notify)]  # noqa: E731
+        panel.update_from(SHOT, OWNERS)
+        panel.latency.focus()
+        await pilot.press("l", "l", "o", "o", "c")
+        assert said() == [], "the map shows it"
+        await pilot.press("2", "l", "o", "c")
+        shown = ["as letters", "by session", "with color by references"]
+        await until(lambda: said() == [f"The map will show blocks {each}" for each in shown], pilot.pause)
+
+
+async def test_an_order_that_a_narrow_map_does_not_show_is_announced() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (40, 40)) as pilot:
+        panel.update_from(IDLE, OWNERS)
+        panel.latency.focus()
+        await pilot.press("o", "o")
+        shown = [f"The map will show blocks {each}" for each in ("by session", "by address")]
+        said = lambda: [each.notification.message for each in received(pilot, Notify)]  # noqa: E731
+        await until(lambda: said() == shown, pilot.pause)
 
 
 async def test_all_sizes_from_tiny_to_huge() -> None:

@@ -1,0 +1,45 @@
+"""Keys that the help shows close it and act."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minichat.features.chats.overview import ChatOverview
+from tests.app.conftest import Bench, run
+
+
+def _overview(it: Bench) -> bool:
+    return bool(it.app.context.part(ChatOverview).display)
+
+
+@run
+@pytest.mark.parametrize(
+    ("key", "acts"),
+    [
+        ("alt+g", _overview),
+        ("ctrl+n", lambda it: len(it.app.chats) == 2),
+        ("ctrl+f", lambda it: "Esc done" in it.screen_text()),
+        ("alt+y", lambda it: it.notices() == ["There is no reply to copy"]),
+    ],
+)
+async def test_a_key_of_a_command(bench: Callable[..., Any], key: str, acts: Callable[[Bench], bool]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "type to filter" in it.screen_text())
+        await it.pilot.press(key)
+        await it.until(lambda: it.app.screen is it.main and acts(it))
+
+
+@run
+async def test_keys_that_type_or_send_stay_in_the_filter(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("f1")
+        await it.until(lambda: "type to filter" in it.screen_text())
+        await it.pilot.press("k", "enter", "ctrl+j", "up")
+        await it.until(lambda: "Fork this chat" in it.screen_text())
+        assert it.app.screen is not it.main
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.screen is it.main)
+        assert not reply.finished, "Esc only closed the help"
