@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from engine.api.request import Finish
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 
 log = logging.getLogger("minichat.engine")
 log.addHandler(logging.NullHandler())  # a library logs nothing unless its program configures logging

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engine.api.params import SamplingParams
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 
 
 def _nothing() -> np.ndarray:

@@ -10,28 +10,8 @@ import numpy as np
 from engine.api.errors import ContextBound
 from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
+from engine.api.speculation import Speculation
 from engine.api.speeds import Reads
-
-
-class Speculation(NamedTuple):
-    """The gains of speculative decoding so far, for a request or the engine."""
-
-    kind: str = ""
-    on: bool = True  # False: paused, because it did not pay
-    verifications: int = 0
-    drafted: int = 0  # tokens
-    accepted: int = 0  # accepted draft tokens
-    gain: float = 0.0  # speedup over plain decoding; 0: not known yet
-    plain: int = 0  # tokens decoded without drafts meanwhile, as while drafting is paused
-
-    @property
-    def acceptance(self) -> float:
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def tokens_a_step(self) -> float:
-        """Mean tokens that a request got from a step, with or without drafts."""
-        return 1 + self.accepted / max(self.verifications + self.plain, 1)
 
 
 class RequestView(NamedTuple):
@@ -123,6 +103,7 @@ class Load(NamedTuple):
 _nothing = partial(np.zeros, 0, np.int32)
 HOST = "host"  # the tier of host memory, which a snapshot has fields of its own for
 EXCHANGE = "exchange"  # the tier of memory through which the engines of a fleet send blocks
+ENDED = ("stopped", "restarting", "dead")  # states without a process
 GPU = "gpu"  # as the way of these blocks: from GPU to GPU; the other way is HOST
 
 
@@ -263,7 +244,7 @@ class ReplicaView(NamedTuple):
     @property
     def runs(self) -> bool:
         """Whether it has a process, which has memory and may run steps."""
-        return self.state not in ("stopped", "restarting", "dead")
+        return self.state not in ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +310,11 @@ class Snapshot:
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""
         return blocks // self.block_groups * self.block_size
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is an engine; of a fleet, at least one."""
+        return self.state not in ENDED
 
     @property
     def usable_blocks(self) -> int:

@@ -19,11 +19,11 @@ from engine.api.snapshot import (
     RequestView,
     SchemeView,
     Snapshot,
-    Speculation,
     StepTimes,
     Throughput,
     TierView,
 )
+from engine.api.speculation import Speculation
 from engine.serving.ranks import load_of_all
 
 ByWindow = tuple[tuple[int, float], ...]

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from engine.api.params import MAX_DRAFT
 from engine.api.request import Request
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 from engine.scheduling.step import Drafts, Step
 from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex

@@ -9,7 +9,8 @@ from engine.api.errors import BadParams, EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import RequestView, Speculation
+from engine.api.snapshot import RequestView
+from engine.api.speculation import Speculation
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
 from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply

@@ -93,6 +93,13 @@ class EngineWatch:
         return self.cut.startswith(_NO_ANSWER)
 
     @property
+    def lack(self) -> str:
+        """Why no message would be answered, in a word or two, although there is a link."""
+        if self.silent:
+            return "no answer"
+        return "" if self.latest is None or self.latest.runs else "no engine"
+
+    @property
     def _seen(self) -> str:
         return f", as of {clock_time(self._seen_at)}" if self.latest is not None else ""
 

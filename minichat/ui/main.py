@@ -232,6 +232,7 @@ class MainScreen(FrameScreen[None]):
     def _show_facts(self, snapshot: Snapshot) -> None:
         for each in self.chats:
             each.reading.context = snapshot.max_context
+        self.keybar.lack = self.engine.lack
         facts = labels.facts(snapshot)
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts
@@ -241,7 +242,7 @@ class MainScreen(FrameScreen[None]):
     def show_late(self, on: bool) -> None:
         """Show that the engine's answer is overdue, or that it is there."""
         self.engine.show_late(on)
-        self.keybar.silent = self.engine.silent
+        self.keybar.lack = self.engine.lack
 
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)

@@ -11,7 +11,8 @@ from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Admitted, Died, Event, Finished, PromptRouted, Restarting, Switched
 from engine.api.params import SamplingParams
-from engine.api.snapshot import SchemeView, Snapshot, Speculation, Throughput
+from engine.api.snapshot import SchemeView, Snapshot, Throughput
+from engine.api.speculation import Speculation
 from engine.dry import dry_engine
 from engine.fleet.fleet import NUMBERS, Fleet
 from engine.fleet.futures import refusal

@@ -245,8 +245,8 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
         about = "Tokens of a layer's busiest expert since the start, divided by the mean of its experts."
         most = zip(shot.experts.layers, shot.experts.imbalance().tolist(), strict=True)
         page.split("gauge", "expert_imbalance", about, "layer", {str(layer): value for layer, value in most})
-    page.gauge("engine_up", "1 while the engine is alive, else 0.", int(shot.state != "dead"))
-    if shot.state != "dead":
+    page.gauge("engine_up", "1 while the engine runs, else 0.", int(shot.runs))
+    if shot.runs:
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
-        about = "Always awake; absent while the engine is dead."
+        about = "Always awake; absent while no engine runs."
         page.split("gauge", "engine_sleep_state", about, "sleep_state", states)

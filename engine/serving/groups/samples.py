@@ -8,7 +8,7 @@ from hashlib import sha256
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 

@@ -8,7 +8,8 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 
-from engine.api.snapshot import BeamsView, Speculation
+from engine.api.snapshot import BeamsView
+from engine.api.speculation import Speculation
 from minichat.features.decoding.beam_tree import Words
 from minichat.features.decoding.beams import BeamTree
 from minichat.features.decoding.knobs import Knobs

@@ -6,7 +6,8 @@ from textual import on
 from textual.content import Content
 
 from engine.api.errors import EngineError
-from engine.api.snapshot import BeamsView, Snapshot, Speculation
+from engine.api.snapshot import BeamsView, Snapshot
+from engine.api.speculation import Speculation
 from minichat.features.decoding.drawer import DecodingDrawer
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand

@@ -7,7 +7,8 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from engine.api.snapshot import RequestView, Snapshot, Speculation
+from engine.api.snapshot import RequestView, Snapshot
+from engine.api.speculation import Speculation
 from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.figures import request_name
 from minichat.ui.monitor.owners import Owner

@@ -4,7 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.api.snapshot import Snapshot, Speculation
+from engine.api.snapshot import Snapshot
+from engine.api.speculation import Speculation
 from minichat.plural import plural
 from minichat.ui.monitor.figures import clock_time, per_second
 from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up

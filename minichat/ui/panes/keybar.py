@@ -46,7 +46,7 @@ class KeyBar(Widget):
 
     trouble: reactive[str] = reactive("loading", layout=False)  # why the engine is unavailable
     work: reactive[str] = reactive("", layout=False)  # what the engine does
-    silent: reactive[bool] = reactive(False, layout=False)  # it does not answer
+    lack: reactive[str] = reactive("", layout=False)  # why it does nothing, although there is a link
     # Where the engine runs, and switches that differ from its start.
     about: reactive[str] = reactive("", layout=False)
     unsaved: reactive[bool] = reactive(False, layout=False)  # new messages are only in memory
@@ -65,9 +65,8 @@ class KeyBar(Widget):
         self._spans: list[tuple[int, int, Key]] = []  # start column, end column
 
     def render(self) -> Content:
-        work = "no answer" if self.silent else self.work
-        words = self.trouble or "  ".join(filter(None, (work, self.about)))
-        faulty = self.fault or (self.silent and not self.trouble)
+        words = self.trouble or "  ".join(filter(None, (self.lack or self.work, self.about)))
+        faulty = self.fault or (self.lack and not self.trouble)
         state = Content.styled(f" {words}", "bold $text-error" if faulty else "$text-muted")
         if self.unsaved:
             state = Content.assemble(state, ("  chats are not saved", "bold $text-error"))

@@ -9,7 +9,7 @@ import pytest
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.features.decoding.drawer import gains
 from tests.app.conftest import run, snapshot

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.api.commands import Command, DrainReplica, StartReplica
 from engine.api.events import ReplicaChanged
-from engine.api.snapshot import ReplicaView
+from engine.api.snapshot import ReplicaView, Snapshot
 from minichat.clients.fake import FakeBackend
 from minichat.features.replicas import REPLICAS, steps
 from tests.app.conftest import run, snapshot
@@ -28,9 +28,12 @@ class FleetBackend(FakeBackend):
         self.sent.append(command)
         state = "draining" if isinstance(command, DrainReplica) else "ready"
         views = (view(n, state if n == command.replica else "ready") for n in (0, 1))
-        self._snapshots = (snapshot(replicas=tuple(views)),)
-        self.emit(ReplicaChanged(0, 0.0, command.replica, state, ""))
+        self.become(snapshot(replicas=tuple(views)))
         return None
+
+    def become(self, shot: Snapshot) -> None:
+        self._snapshots = (shot,)
+        self.emit(ReplicaChanged(0, 0.0, 1, shot.replicas[1].state, ""))
 
 
 @run
@@ -71,3 +74,15 @@ async def test_one_engine_has_no_replicas(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.main.engine.latest)
         assert not REPLICAS.commands[0].enabled(it.app.context)
         assert REPLICAS.offers is not None and not [*REPLICAS.offers(it.app.context)]
+
+
+@run
+async def test_a_fleet_whose_replicas_are_all_stopped_is_not_ready(bench: Callable[..., Any]) -> None:
+    backend = FleetBackend()
+    async with bench((120, 40), backend=backend) as it:
+        await it.until(lambda: "ready" in it.screen_text().splitlines()[-1])
+        views = view(0, "stopped"), view(1, "stopped")
+        backend.become(snapshot(state="stopped", error="the engine was stopped", replicas=views))
+        await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
+        backend.become(snapshot(replicas=(view(0), view(1))))
+        await it.until(lambda: "ready" in it.screen_text().splitlines()[-1])

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from engine.api.snapshot import Speculation, StepTimes
+from engine.api.snapshot import StepTimes
+from engine.api.speculation import Speculation
 from engine.api.speeds import Reads
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain

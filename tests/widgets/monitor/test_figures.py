@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from textual.content import Content
 
-from engine.api.snapshot import Load, Quantiles, RankView, ReplicaView, Snapshot, Speculation, StepTimes
+from engine.api.snapshot import Load, Quantiles, RankView, ReplicaView, Snapshot, StepTimes
 from engine.api.snapshot import Throughput as Speeds
+from engine.api.speculation import Speculation
 from engine.fleet.fleet import NUMBERS
 from engine.serving.ranks import load_of_all
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs

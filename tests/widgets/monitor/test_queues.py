@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.api.snapshot import Speculation
+from engine.api.speculation import Speculation
 from minichat.ui.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, received, staged
