@@ -125,17 +125,18 @@ def _is_word(mention: re.Match[str], name: str, path: Path) -> bool:
 
 
 def _missing(mention: re.Match[str], name: str) -> Missing:
-    """Find the most similar name in the folder, with or without its extension."""
+    """Find the most similar name in the folder, with or without its extension, in any case."""
     name = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
     if os.path.isdir(_path(name)):
         return Missing(name, folder=True)
     if _VARIABLE.match(name) and _there(Path(path := os.path.expandvars(name))):
         return Missing(name, _quoted(path))
     above = folder_of(name)
-    known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
-    near = get_close_matches(name.removeprefix(above), known, n=1, cutoff=_ALIKE)
+    last, listed = name.removeprefix(above), [each for each, _ in entries(above)]
+    known = {form.lower(): each for each in listed for form in (PurePath(each).stem, each)}
+    near = get_close_matches(last.lower(), known, n=1, cutoff=_ALIKE)
     if near:
-        found = f"{above}{known[near[0]]}"
+        found = f"{above}{last if last in listed else known[near[0]]}"
         return Missing(name, found if found == name else _quoted(found))
     typed, start = mention.string, mention.start() + 1
     blank = (f"{above}{each}" for each in known.values() if " " in each)

@@ -203,6 +203,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("@./nowhere", Missing("./nowhere")),
         ('@"no such"', Missing("no such")),
         ("see @my plan.txt", Missing("my", '"my plan.txt"')),
+        ("see @NOTES.txt", Missing("NOTES.txt", "notes.txt")),
+        ("see @SRC/main.PY", Missing("SRC/main.PY")),
+        ("see @src/MAIN.py", Missing("src/MAIN.py", "src/main.py")),
         ("thank the @src team", Missing("src", folder=True)),
         *(
             (f"sum up @{each} now", Missing(each, folder=True))
