@@ -123,13 +123,16 @@ KNOBS = (
 )
 
 
-def strategy(params: SamplingParams, adapter: str = "", replies: int | None = None) -> str:
+def strategy(
+    params: SamplingParams, adapter: str = "", replies: int | None = None, *, new: SamplingParams = PLAIN
+) -> str:
     """All decoding settings that change the tokens, in a few words, for headers.
 
-    `replies`: how many a running request has, whatever the next one will have.
+    `replies`: how many a running request has, whatever the next one will have. `new`: the settings of a
+    new chat. Where its replies end is not named.
     """
     words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
-    words += _weights(params)
+    words += _weights(params) + _ends(params, new)
     if (replies or params.n) > 1:
         words.append(f"x{replies or params.n}")
     if params.best_of is not None:
@@ -206,6 +209,16 @@ def _weights(params: SamplingParams) -> list[str]:
         words.append(f"only {len(params.allowed_token_ids)} tok")
     if params.ignore_eos:
         words.append("no eos")
+    return words
+
+
+def _ends(params: SamplingParams, new: SamplingParams) -> list[str]:
+    """What ends a reply, unless it also ends those of a new chat."""
+    words = []
+    if params.max_tokens != new.max_tokens:
+        words.append("no max" if params.max_tokens is None else f"max {params.max_tokens}")
+    if params.stop != new.stop:
+        words.append(f"stops {len(params.stop)}" if params.stop else "no stops")
     return words
 
 
