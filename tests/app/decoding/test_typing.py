@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.api.params import Grammar
+import pytest
+
+from engine.api.params import Grammar, SamplingParams
+from minichat.session.decoding import KNOBS, parsed, shown
 from tests.app.conftest import run
 from tests.app.decoding.test_decoding import row
 from tests.cases import case
@@ -79,3 +82,37 @@ async def test_ctrl_u_clears_a_value_and_ctrl_w_deletes_its_last_word(
         before = active.chat.params
         await it.pilot.press("ctrl+u", "ctrl+w")
         assert active.chat.params == before and not it.main.prompt.text
+
+
+_STOP = next(knob for knob in KNOBS if knob.field == "stop")
+
+
+@pytest.mark.parametrize(
+    ("typed", "stops", "seen"),
+    [
+        (" END |x y", (" END ", "x y"), r"\sEND\s|x y"),
+        (r"a\|b|c", ("a|b", "c"), r"a\|b|c"),
+        (r"\s|\t\r|\n\n", (" ", "\t\r", "\n\n"), r"\s|\t\r|\n\n"),
+        (r"\end|\\n|x\\|\\", (r"\end", r"\n", "x\\", "\\"), r"\\end|\\n|x\\|\\"),
+        ("||", (), ""),
+    ],
+)
+def test_stop_texts_are_taken_as_typed_and_are_the_same_when_accepted_again(
+    typed: str, stops: tuple[str, ...], seen: str
+) -> None:
+    assert parsed(_STOP, typed) == stops
+    assert shown(_STOP, SamplingParams(stop=stops)) == seen
+    assert parsed(_STOP, seen) == stops
+
+
+@run
+async def test_a_stop_text_keeps_its_blanks_and_bars(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        row(it, "stop")
+        await it.until(lambda: r"texts, separated by |; \| is a bar," in it.screen_text())
+        for stops in ((" a ",), ("a|b", " ")):
+            active.tune(active.chat.params.changed(stop=stops))
+            await it.pilot.press("enter", "end", *"|z", "enter")
+            await it.until(lambda stops=stops: active.chat.params.stop == (*stops, "z"))
