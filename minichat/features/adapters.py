@@ -43,6 +43,8 @@ def choose(context: Context) -> None:
         _choice("", "the model itself", present),
         *(_choice(each.name, _facts(each), present) for each in loaded),
     ]
+    if present and present not in [each.name for each in loaded]:
+        choices.append(_choice(present, "not loaded", present))
     choices.append(Choice(Content.assemble(("   load another ...", "$text-muted")), _LOAD))
     context.app.push_screen(PickScreen("Choose a LoRA adapter for this chat", lambda _: choices), take)
 
@@ -54,7 +56,7 @@ def _choice(name: str, facts: str, present: str) -> Choice[str]:
 
 
 def _facts(adapter: AdapterView) -> str:
-    return one_line(f"rank {adapter.rank}  {size(adapter.nbytes)}  {adapter.source}")
+    return f"rank {adapter.rank}  {size(adapter.nbytes)}  {one_line(adapter.source)}"
 
 
 def load(context: Context) -> None:
@@ -91,13 +93,17 @@ def load(context: Context) -> None:
 def _offers(context: Context) -> Iterator[Offer]:
     """A palette entry to drop each adapter."""
     for each in context.engine.latest.adapters if context.engine.latest else ():
-        drop = DropAdapter(each.name)
-        title = f"Drop the adapter {one_line(each.name)}"
-        yield title, "Engine", partial(_send, context, drop)
+        yield f"Drop the adapter {one_line(each.name)}", "Engine", partial(_drop, context, each.name)
 
 
-def _send(context: Context, command: DropAdapter) -> None:
-    context.program.ask(context.program.backend.send(command))
+def _drop(context: Context, name: str) -> None:
+    async def drop() -> None:
+        await context.program.backend.send(DropAdapter(name))
+        users = [each.chat.letter.upper() for each in context.chats if each.chat.adapter == name]
+        still = f". It is still chosen in {', '.join(users)}" if users else ""
+        context.app.notify(f"The adapter {one_line(name)} is dropped{still}")
+
+    context.program.ask(drop())
 
 
 ADAPTERS = Feature(

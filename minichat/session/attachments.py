@@ -33,10 +33,11 @@ class CannotAttach(Exception):
     """A file cannot be attached. The message contains its name."""
 
 
-def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]:
+def attach(text: str, kept: Sequence[Attachment] = (), *, warned: bool = False) -> tuple[Attachment, ...]:
     """Return the files that the text mentions, once each. A mention that cannot be a file stays plain text.
 
     `kept` holds attachments whose files may no longer exist: those of the message being edited.
+    `warned`: the user knows what is `missing`, so folders and paths that do not exist stay text, too.
     """
     old = {each.name: each for each in kept}
     found: dict[str, Attachment] = {}
@@ -45,9 +46,9 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
         if name in old and (name == PIPED or not _there(path)):
             found[name] = old[name]
         elif _there(path):
-            if not _is_word(mention, name, path):
+            if not (path.is_dir() and (warned or _is_word(mention, name, path))):
                 found.setdefault(name, Attachment(name, _read(name, path)))
-        elif mention["quoted"] or name.startswith(_SURE):
+        elif not warned and (mention["quoted"] or name.startswith(_SURE)):
             wrong = _missing(mention, name)
             raise CannotAttach(f"nothing was sent: {wrong}")
     total = sum(len(each.text.encode()) for each in found.values())
@@ -98,7 +99,7 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
     wrong: dict[str, Missing] = {}
     for mention in _MENTION.finditer(text):
         name, path = _mentioned(mention)
-        if name not in seen and _is_word(mention, name, path):
+        if name not in seen and _there(path) and path.is_dir():
             seen.add(name)
             wrong[name] = Missing(name, folder=True)
         elif name not in seen and not _there(path):
@@ -120,19 +121,22 @@ def _in_a_folder(name: str) -> bool:
 
 def _is_word(mention: re.Match[str], name: str, path: Path) -> bool:
     """Whether a folder is named like a word of prose: `thank the @docs team`."""
-    return not mention["quoted"] and "/" not in name and _there(path) and path.is_dir()
+    return not mention["quoted"] and "/" not in name and path.is_dir()
 
 
 def _missing(mention: re.Match[str], name: str) -> Missing:
-    """Find the most similar name in the folder, with or without its extension."""
+    """Find the most similar name in the folder, with or without its extension, in any case."""
     name = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
+    if os.path.isdir(_path(name)):
+        return Missing(name, folder=True)
     if _VARIABLE.match(name) and _there(Path(path := os.path.expandvars(name))):
         return Missing(name, _quoted(path))
     above = folder_of(name)
-    known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
-    near = get_close_matches(name.removeprefix(above), known, n=1, cutoff=_ALIKE)
+    last, listed = name.removeprefix(above), [each for each, _ in entries(above)]
+    known = {form.lower(): each for each in listed for form in (PurePath(each).stem, each)}
+    near = get_close_matches(last.lower(), known, n=1, cutoff=_ALIKE)
     if near:
-        found = f"{above}{known[near[0]]}"
+        found = f"{above}{last if last in listed else known[near[0]]}"
         return Missing(name, found if found == name else _quoted(found))
     typed, start = mention.string, mention.start() + 1
     blank = (f"{above}{each}" for each in known.values() if " " in each)

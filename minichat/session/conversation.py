@@ -279,7 +279,8 @@ class Conversation:
 
     def _run(self, message: Message, begin: Begin) -> None:
         now = self.services.clock()
-        self.run = RunningReply(message, now, saved=now, adapter=self.chat.adapter)
+        new = self.services.defaults
+        self.run = RunningReply(message, now, saved=now, adapter=self.chat.adapter, new=new)
         self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
         self.services.changed(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from minichat.settings.presets import OWN
 from minichat.shell.paths import read_file
 
 PLAIN = SamplingParams()
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "|": "|", "\\": "\\", "s": " "}  # in stop texts, after a \
+_ESCAPES = {letter: f"\\{name}" for name, letter in _ESCAPED.items() if name != "s"}
 
 
 def _always(_: SamplingParams) -> bool:
@@ -100,7 +103,7 @@ KNOBS = (
         high=10**6,
         start=512,
     ),
-    Knob("stop", "stop at", "texts, separated by |"),
+    Knob("stop", "stop at", r"texts, separated by |; \| is a bar, \s a blank, \n a new line"),
     Knob("n", "replies", "the others become forks", 1, whole=True, low=1, high=8, used=_several),
     Knob("grammar", "grammar", "Enter: JSON schema file or /regex/", used=_follows),
     Knob(
@@ -123,13 +126,16 @@ KNOBS = (
 )
 
 
-def strategy(params: SamplingParams, adapter: str = "", replies: int | None = None) -> str:
+def strategy(
+    params: SamplingParams, adapter: str = "", replies: int | None = None, *, new: SamplingParams = PLAIN
+) -> str:
     """All decoding settings that change the tokens, in a few words, for headers.
 
-    `replies`: how many a running request has, whatever the next one will have.
+    `replies`: how many a running request has, whatever the next one will have. `new`: the settings of a
+    new chat. Where its replies end is not named.
     """
     words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
-    words += _weights(params)
+    words += _weights(params) + _ends(params, new)
     if (replies or params.n) > 1:
         words.append(f"x{replies or params.n}")
     if params.best_of is not None:
@@ -209,6 +215,16 @@ def _weights(params: SamplingParams) -> list[str]:
     return words
 
 
+def _ends(params: SamplingParams, new: SamplingParams) -> list[str]:
+    """What ends a reply, unless it also ends those of a new chat."""
+    words = []
+    if params.max_tokens != new.max_tokens:
+        words.append("no max" if params.max_tokens is None else f"max {params.max_tokens}")
+    if params.stop != new.stop:
+        words.append(f"stops {len(params.stop)}" if params.stop else "no stops")
+    return words
+
+
 def changed_from_default(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from the engine's defaults."""
     return changes_between(PLAIN, params)
@@ -222,17 +238,24 @@ def shown(knob: Knob, params: SamplingParams) -> str:
     if knob.field == "grammar":
         return "" if value is None else f"{value.kind} {' '.join(value.text.split())}"
     if knob.field == "stop":
-        return "|".join(stop.replace("\n", "\\n") for stop in value)
+        return "|".join(map(_written, value))
     if value is None or value == knob.off:
         return ""
     return f"{value:.15g}" if isinstance(value, float) else str(value)  # as it was typed
 
 
+def _written(stop: str) -> str:
+    """A stop text as it is typed. Blanks at its ends are escaped, so that they are visible."""
+    text = "".join(_ESCAPES.get(letter, letter) for letter in stop)
+    return re.sub(r"^ +| +$", lambda blanks: r"\s" * len(blanks[0]), text)
+
+
 def parsed(knob: Knob, text: str) -> Any:
     """Parse a typed value; empty means "not used". Raises BadParams."""
-    text = text.strip()
     if knob.field == "stop":
-        return tuple(stop.replace("\\n", "\n") for stop in text.split("|") if stop)
+        found = re.findall(r"(?:\\.|[^|])+", text)
+        return tuple(re.sub(r"\\([nrts|\\])", lambda each: _ESCAPED[each[1]], stop) for stop in found)
+    text = text.strip()
     if text in ("", "-"):
         return knob.off if knob.off is not None else getattr(PLAIN, knob.field)
     try:

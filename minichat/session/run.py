@@ -111,6 +111,7 @@ class RunningReply:
     lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
     adapter: str = ""  # that computes it
+    new: SamplingParams = field(default_factory=SamplingParams)  # what a new chat has
     left_out: int = 0  # messages at the chat's start that the model has not read
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
@@ -136,7 +137,8 @@ class RunningReply:
     def note_params(self, params: SamplingParams, *, begun: bool | None = None) -> None:
         """The engine samples with these parameters from now on."""
         begun = self.begun if begun is None else begun
-        self.sampled.note(strategy(params, self.adapter, self.replies), begun=begun)
+        words = strategy(params, self.adapter, self.replies, new=self.new)
+        self.sampled.note(words, begun=begun)
         noted = {**(self.message.params or {}), _SAMPLED: astuple(self.sampled)}
         self.message = replace(self.message, params=noted)
 
@@ -257,7 +259,8 @@ class RunningReply:
             seconds=seconds,
             ttft=ttft,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
-            strategy=str(self.sampled) or strategy(params_from(self.message.params), self.adapter),
+            strategy=str(self.sampled)
+            or strategy(params_from(self.message.params), self.adapter, new=self.new),
             left_out=self.left_out,
             blocks=self.blocks,
             loaded=self.loaded[0],

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.clients.protocol import Backend
@@ -33,5 +34,6 @@ class ChatServices(Generic[Chatting]):
     changed: Callable[[Chatting], None]  # it started, ended or was renamed
     spread: Callable[[Chatting, list[Message]], None]  # it received other samples
     report: Callable[[str], None]
+    defaults: SamplingParams  # what a new chat has
     deadline: float | None = None  # seconds until the first token of a reply is due
     clock: Callable[[], float] = time.monotonic

@@ -164,6 +164,10 @@ def load_themes(*folders: Path) -> Themes:
         for file in files_in(folder, "*.toml"):
             document = read(file)
             palette = None if document.problems else _palette(document)
+            other = found.files.get(palette.name) if palette else None
+            if other is not None and other.parent == folder:
+                document.report("name", f"is also the name in {other.name}; choose another")
+                palette = None
             found.problems.extend(document.problems)
             if palette:
                 found.palettes[palette.name] = palette

@@ -134,7 +134,8 @@ class Composing:
         message = workspace.prompt.message
         checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
         if message.endswith("/"):  # of a folder: the rest of a file's name may follow
-            checked = replace(checked, refusal="")
+            wrong = (each for each in checked.missing if not (each.folder and message.endswith(each.name)))
+            checked = replace(checked, missing=tuple(wrong))
         if workspace.prompt.text == text:
             self._counted = len(text)
             self._show(checked)
@@ -150,7 +151,7 @@ class Composing:
         if "@" in text:
             wrong = await in_thread(lambda: missing(text, kept))
             try:
-                files = await in_thread(lambda: attach(text, kept))
+                files = await in_thread(lambda: attach(text, kept, warned=True))
             except CannotAttach as error:
                 refusal = str(error)
         shot, fits = self._context.engine.latest, list[PromptFit]()

@@ -54,7 +54,8 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
         return "edit and resend"
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
-    return f"{active.chat.letter.upper()}  {strategy(active.chat.params, active.chat.adapter)}"
+    chat, new = active.chat, active.services.defaults
+    return f"{chat.letter.upper()}  {strategy(chat.params, chat.adapter, new=new)}"
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:

@@ -34,7 +34,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             warn_busy_elsewhere(context, busy)
             return
         _check_edit(active, newest)
-        files = attach(text, [*context.program.start.first.piped, *active.files()])
+        files = attach(text, [*context.program.start.first.piped, *active.files()], warned=True)
         _check_stored(context, to)
         edited = active.editing is not None
         for conversation in to:

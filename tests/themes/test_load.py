@@ -121,6 +121,13 @@ def test_a_later_folder_takes_precedence_and_a_broken_theme_hides_none(tmp_path:
     assert {problem.file.name for problem in found.problems} == {"light.toml"}
 
 
+def test_two_files_with_the_same_name_are_reported(tmp_path: Path) -> None:
+    """As after a copy of a file. The first file is used."""
+    (tmp_path / "copy.toml").write_text(GOOD.replace('"orange"', '"#123456"'))
+    assert problems(tmp_path, GOOD) == ["mine.toml:1: name: is also the name in copy.toml; choose another"]
+    assert load_themes(tmp_path).palettes["mine"].colors["accent"] == "#123456"
+
+
 def test_an_unreadable_folder_has_no_themes(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 300)  # stands for another user's folder, since root can read everything
     assert load_themes(folder).palettes == {}

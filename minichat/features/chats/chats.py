@@ -9,7 +9,7 @@ from minichat.chats.model import Chat, Message, fork_mark, title_from
 from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
-from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.ask import AskScreen, ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
 
@@ -126,12 +126,16 @@ def _by(count: int) -> Handler:
 def rename(context: Context) -> None:
     active = context.chats.active
 
-    def take(title: str | None) -> None:
-        if title and title.strip():
-            with context.program.reporting_errors():
-                active.rename(title.strip())
+    def accept(title: str) -> bool:
+        if not title.strip():
+            if active.chat.title:
+                context.app.notify("A chat's name cannot be blank", severity="warning")
+            return not active.chat.title
+        with context.program.reporting_errors():
+            active.rename(title.strip())
+        return True
 
-    context.app.push_screen(AskScreen("Rename this chat", active.chat.title), take)
+    ask(context.app, "Rename this chat", accept, active.chat.title)
 
 
 def instruct(context: Context) -> None:

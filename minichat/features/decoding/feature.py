@@ -148,7 +148,10 @@ def save_preset(context: Context) -> None:
     params = knobs.params
 
     def accept(name: str) -> bool:
-        return not name.strip() or context.presets.save(name.strip(), params)
+        if name and not name.strip():
+            context.app.notify("A preset's name cannot be blank", severity="warning")
+            return False
+        return not name or context.presets.save(name.strip(), params)
 
     ask(context.app, "Save these settings as a preset named", accept)
 

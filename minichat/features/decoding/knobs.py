@@ -40,7 +40,7 @@ _STRATEGY, _PRESET = "strategy", "preset"
 
 
 class Knobs(Widget, can_focus=True):
-    """Shows only the fields that the current strategy uses."""
+    """Shows only the fields that the current strategy uses, and the selected one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Previous field", id="decoding.up", show=False),
@@ -82,7 +82,7 @@ class Knobs(Widget, can_focus=True):
     presets: reactive[tuple[Preset, ...]] = reactive(())
     own: reactive[frozenset[str]] = reactive(frozenset())  # the names of the presets that can be deleted
     kinds: reactive[tuple[str, ...]] = reactive(())  # speculation kinds of the engine; empty: unknown
-    row: reactive[int] = reactive(0)
+    row: reactive[int] = reactive(0, layout=True)
     trouble: reactive[str] = reactive("", layout=True)
     _typing: reactive[TypedValue | None] = reactive[TypedValue | None](None)
     marks: Marks = UNICODE
@@ -92,21 +92,21 @@ class Knobs(Widget, can_focus=True):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.strategies = Strategies()  # of the shown chat
+        self._here: Knob | str = _PRESET  # the selected field; it stays, even if the strategy turns it off
 
     @property
     def rows(self) -> Sequence[Knob | str]:
-        return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
+        return [_PRESET, _STRATEGY, *(it for it in KNOBS if it.used(self.params) or it is self._here)]
 
     @property
     def hints(self) -> Hints:
         """The keys of the selected field, for the key bar."""
         if self._typing is not None:
             return ("Enter", "accept"), ("Esc", "cancel")
-        row = self.rows[min(self.row, len(self.rows) - 1)]
         return (
             ("decoding.up decoding.down", "field"),
-            *([("decoding.less decoding.more", "change")] if _turned(row) else []),
-            *_typing_hint(row),
+            *([("decoding.less decoding.more", "change")] if _turned(self._here) else []),
+            *_typing_hint(self._here),
             ("^S", "save"),
             ("Esc", "close"),
         )
@@ -119,7 +119,7 @@ class Knobs(Widget, can_focus=True):
     @property
     def _note(self) -> list[str]:
         """The lines of the error, or of the hint for the selected field."""
-        text = self.trouble or self._hint(self.rows[min(self.row, len(self.rows) - 1)])
+        text = self.trouble or self._hint(self._here)
         lines = wrap(text, max(self.size.width, 8))
         return [*[""] * (_NOTE - len(lines)), *lines]
 
@@ -189,9 +189,7 @@ class Knobs(Widget, can_focus=True):
     def _value(self, row: Knob | str) -> str:
         if isinstance(row, Knob):
             return shown(row, self.params) or self.marks.unused
-        if row == _STRATEGY:
-            return name_of(self.params)
-        return self.preset
+        return name_of(self.params) if row == _STRATEGY else self.preset
 
     @property
     def preset(self) -> str:
@@ -209,7 +207,7 @@ class Knobs(Widget, can_focus=True):
         self._select((self.row + by) % len(self.rows))
 
     def action_change(self, by: int) -> None:
-        self._typing, row = None, self.rows[self.row]
+        self._typing, row = None, self._here
         if isinstance(row, Knob):
             if row.choices:
                 self._choose(row, 1 if by > 0 else -1)
@@ -239,7 +237,7 @@ class Knobs(Widget, can_focus=True):
             self._refuse(error)
 
     def action_type(self) -> None:
-        row = self.rows[self.row]
+        row = self._here
         if self._typing is not None:
             self.commit()
         elif isinstance(row, Knob) and row.field == "grammar":
@@ -250,7 +248,7 @@ class Knobs(Widget, can_focus=True):
             self.action_change(1)
 
     def action_erase(self, what: str) -> None:
-        row = self.rows[self.row]
+        row = self._here
         if self._typing is not None:
             self._type(self._typing.erased(what))
         elif what != "word" and isinstance(row, Knob) and _typed(row):
@@ -260,7 +258,7 @@ class Knobs(Widget, can_focus=True):
 
     def action_reset(self) -> None:
         """Unset the field; one that always has a value gets that of a new chat. Or ask to delete a preset."""
-        self._typing, row = None, self.rows[self.row]
+        self._typing, row = None, self._here
         if isinstance(row, Knob):
             self._set(row, getattr(self.default if shown(row, PLAIN) else PLAIN, row.field))
         elif row == _PRESET:
@@ -286,7 +284,7 @@ class Knobs(Widget, can_focus=True):
 
     def check_consume_key(self, key: str, character: str | None) -> bool:
         """Whether it is typed into the selected field. Other letters go to the prompt."""
-        row = self.rows[self.row]
+        row = self._here
         if not (isinstance(row, Knob) and _typed(row) and character and character.isprintable()):
             return False
         return row.field == "stop" or self._typing is not None or character in "0123456789.-"
@@ -320,6 +318,8 @@ class Knobs(Widget, can_focus=True):
             self.strategies.own = params
 
     def watch_row(self) -> None:
+        self._here = self.rows[self.row]
+        self.row = self.rows.index(self._here)  # the field selected before may be hidden now
         self.post_message(HintsChanged())
 
     watch__typing = watch_row
@@ -327,8 +327,7 @@ class Knobs(Widget, can_focus=True):
     def watch_params(self, params: SamplingParams) -> None:
         self._remember(params)
         self.trouble = ""
-        self.row = min(self.row, len(self.rows) - 1)
-        self.post_message(HintsChanged())  # the same row may be another field now
+        self.row = self.rows.index(self._here)
 
     # Applying changes
 
@@ -337,7 +336,7 @@ class Knobs(Widget, can_focus=True):
 
     def commit(self) -> None:
         """Apply the value being typed."""
-        typing, row = self._typing, self.rows[self.row]
+        typing, row = self._typing, self._here
         self._typing, self.trouble = None, ""
         if typing is None or not isinstance(row, Knob):
             return

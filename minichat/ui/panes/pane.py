@@ -162,7 +162,10 @@ class ChatPane(Vertical):
         self.head.label = Content.assemble(
             (f" {chat.letter.upper()} ", f"bold {colors}"),
             (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
-            (f" {strategy(chat.params, chat.adapter)}", "$text-muted"),
+            (
+                f" {strategy(chat.params, chat.adapter, new=self.conversation.services.defaults)}",
+                "$text-muted",
+            ),
         )
         self.set_class(active, "-active")
 

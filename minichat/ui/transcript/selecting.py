@@ -52,7 +52,13 @@ def _of_document(
     tail = end.x if end is not None and end.y - base == finish else None
     if begin == finish:
         return _of_leaf(document, begin, head, tail, alone=True)
-    text = document.text
+    text, code = document.text, leaves[begin : finish + 1]
+    if (
+        all(leaf.kind == "code" and (leaf.joined or leaf is code[0]) for leaf in code)
+        and _covers(document, begin, head, None)
+        and _covers(document, finish, 0, tail)
+    ):
+        return pasteable("".join(leaf.text for leaf in code).removesuffix("\n"))
     pieces = []
     if not _covers(document, begin, head, None):
         pieces.append(

@@ -115,3 +115,32 @@ async def test_a_place_that_the_engine_refuses_can_be_corrected(bench: Callable[
         await it.pilot.press("backspace", "enter")
         await it.until(lambda: "adapter sql" in it.screen_text())
         assert received == ["/nope", "/nop"]
+
+
+@run
+async def test_a_drop_is_confirmed_and_names_the_chats_that_still_have_the_adapter(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot(adapters=(SQL,))])
+    backend.handlers |= {DropAdapter: lambda _: None}
+    async with bench((130, 40), backend=backend) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.pilot.press("ctrl+p", *"drop the", "enter")
+        await it.until(lambda: "The adapter sql is dropped" in it.notices())
+        adapters.use(it.app.context, "sql")
+        await it.pilot.press("ctrl+p", *"drop the", "enter")
+        await it.until(lambda: "The adapter sql is dropped. It is still chosen in A" in it.notices())
+
+
+@run
+async def test_the_list_has_the_adapter_of_the_chat_even_if_it_is_not_loaded(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((130, 40), backend=FakeBackend([snapshot(adapters=(SQL,))])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        adapters.use(it.app.context, "gone")
+        await it.command("chat.adapter")
+        await it.until(lambda: "load another" in it.screen_text())
+        lines = [" ".join(line.strip("│ ").split()) for line in it.screen_text().split("\n")]
+        assert any("* gone not loaded" in line for line in lines)
+        assert "rank 16  3.00 MB  sql-lora" in it.screen_text()

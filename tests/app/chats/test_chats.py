@@ -138,6 +138,24 @@ async def test_rename(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_a_blank_name_is_refused(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("first"))
+        await it.pilot.press("alt+t", "space", "enter")
+        await it.until(lambda: "A chat's name cannot be blank" in it.notices())
+        await it.pilot.press("backspace", *"other", "enter")
+        await it.until(lambda: titles(it) == ["other"])
+
+
+@run
+async def test_a_chat_without_a_name_may_stay_so(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("alt+t", "enter")
+        await it.until(lambda: len(it.app.screen_stack) == 1)
+        assert (titles(it), it.notices()) == ([""], [])
+
+
+@run
 async def test_a_title_that_the_user_chose_is_kept(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("alt+t", *"mine", "enter")

@@ -34,11 +34,41 @@ from tests.app.conftest import run, snapshot
         ({"beams": 4, "seed": 7, "early_stopping": True}, "beams 4 early stop"),
         ({"beams": 4, "early_stopping": "never"}, "beams 4 early stop never"),
         ({"n": 2, "best_of": 4, "grammar": Grammar("regex", "a")}, "T 1 x2 best of 4 regex"),
-        ({"max_tokens": 9, "stop": ("a",), "logprobs": 3, "draft_tokens": 2}, "T 1"),  # these change no token
+        ({"logprobs": 3, "draft_tokens": 2}, "T 1"),  # these change no token
+        ({"min_tokens": 3, "max_tokens": 9, "stop": ("a", "b")}, "T 1 min 3 max 9 stops 2"),
     ],
 )
 def test_all_that_changes_the_tokens_is_named(params: dict[str, Any], words: str) -> None:
     assert strategy(SamplingParams(**params)) == words
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"max_tokens": 9, "stop": ("a",)}, "T 1"),
+        ({"max_tokens": 8, "stop": ("b",)}, "T 1 max 8 stops 1"),
+        ({}, "T 1 no max no stops"),
+    ],
+)
+def test_the_length_and_the_stops_are_named_if_a_new_chat_has_others(
+    params: dict[str, Any], words: str
+) -> None:
+    new = SamplingParams(max_tokens=9, stop=("a",))
+    assert strategy(SamplingParams(**params), new=new) == words
+
+
+@run
+async def test_the_length_of_a_reply_is_in_its_header_and_in_the_title_of_the_prompt(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((100, 30), params=SamplingParams(max_tokens=99)) as it:
+        active = it.app.chats.active
+        await it.answered(await it.say("hello"))
+        active.tune(active.chat.params.changed(max_tokens=50, stop=("END",)))
+        await it.answered(await it.say("again"))
+        labels = [each.stats.strategy for each in active.chat.messages if each.stats]
+        assert labels == ["T 1", "T 1 max 50 stops 1"]
+        await it.until(lambda: it.main.prompt.border_title == "A  T 1 max 50 stops 1")
 
 
 async def labeled(it: Any, *changes: dict[str, Any], early: tuple[dict[str, Any], ...] = ()) -> str:
@@ -74,7 +104,7 @@ def test_changes_are_counted_and_the_last_one_is_named() -> None:
 async def test_a_reply_says_that_its_settings_changed(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         label = "T 0.7, then greedy rep 1.2"
-        changes = {"n": 3, "max_tokens": 50}, {"temperature": 0.0, "repetition_penalty": 1.2}
+        changes = {"n": 3, "draft_tokens": 2}, {"temperature": 0.0, "repetition_penalty": 1.2}
         assert await labeled(it, *changes) == label
         await it.until(lambda: f"  {label}  " in it.screen_text())
         assert f", {label}*" in to_markdown(it.app.chats.active.chat)

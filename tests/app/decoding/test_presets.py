@@ -80,6 +80,15 @@ async def test_a_value_being_typed_is_saved_too(bench: Callable[..., Any]) -> No
 
 
 @run
+async def test_a_blank_name_is_refused(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3", "ctrl+s", "space", "enter")
+        await it.until(lambda: "A preset's name cannot be blank" in it.notices())
+        await it.pilot.press(*"mine", "enter")
+        await it.until(lambda: "Saved the preset mine" in it.notices())
+
+
+@run
 async def test_a_name_that_is_taken_is_refused_or_replaced(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3", "ctrl+s", *"own", "enter")

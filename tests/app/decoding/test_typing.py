@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.api.params import Grammar
+import pytest
+
+from engine.api.params import Grammar, SamplingParams
+from minichat.session.decoding import KNOBS, parsed, shown
 from tests.app.conftest import run
 from tests.app.decoding.test_decoding import row
 from tests.cases import case
@@ -79,3 +82,82 @@ async def test_ctrl_u_clears_a_value_and_ctrl_w_deletes_its_last_word(
         before = active.chat.params
         await it.pilot.press("ctrl+u", "ctrl+w")
         assert active.chat.params == before and not it.main.prompt.text
+
+
+_STOP = next(knob for knob in KNOBS if knob.field == "stop")
+
+
+@pytest.mark.parametrize(
+    ("typed", "stops", "seen"),
+    [
+        (" END |x y", (" END ", "x y"), r"\sEND\s|x y"),
+        (r"a\|b|c", ("a|b", "c"), r"a\|b|c"),
+        (r"\s|\t\r|\n\n", (" ", "\t\r", "\n\n"), r"\s|\t\r|\n\n"),
+        (r"\end|\\n|x\\|\\", (r"\end", r"\n", "x\\", "\\"), r"\\end|\\n|x\\|\\"),
+        ("||", (), ""),
+    ],
+)
+def test_stop_texts_are_taken_as_typed_and_are_the_same_when_accepted_again(
+    typed: str, stops: tuple[str, ...], seen: str
+) -> None:
+    assert parsed(_STOP, typed) == stops
+    assert shown(_STOP, SamplingParams(stop=stops)) == seen
+    assert parsed(_STOP, seen) == stops
+
+
+@run
+async def test_a_stop_text_keeps_its_blanks_and_bars(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        row(it, "stop")
+        await it.until(lambda: r"texts, separated by |; \| is a bar," in it.screen_text())
+        for stops in ((" a ",), ("a|b", " ")):
+            active.tune(active.chat.params.changed(stop=stops))
+            await it.pilot.press("enter", "end", *"|z", "enter")
+            await it.until(lambda stops=stops: active.chat.params.stop == (*stops, "z"))
+
+
+@run
+async def test_the_cursor_stays_on_a_field_that_its_own_value_turns_off(bench: Callable[..., Any]) -> None:
+    """Typed again, a value goes to the same field."""
+    async with bench((120, 50)) as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        for field, before, keys, value in (
+            ("temperature", {}, (*"0", "enter", *"0.5", "enter"), 0.5),
+            ("beams", {"beams": 4}, (*"1", "enter", *"3", "enter"), 3),
+            ("n", {"temperature": 0.0, "n": 2}, (*"1", "enter", *"3", "enter"), 3),
+        ):
+            with case(field):
+                active.tune(SamplingParams(**before))
+                await it.pilot.pause()
+                row(it, field)
+                await it.pilot.press(*keys)
+                await it.until(lambda field=field, value=value: getattr(active.chat.params, field) == value)
+        assert active.chat.params == SamplingParams(temperature=0.0, n=3)
+
+
+@run
+async def test_a_field_that_is_off_is_hidden_once_the_cursor_leaves_it(bench: Callable[..., Any]) -> None:
+    async with bench((120, 50)) as it:
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        await it.pilot.press("0", "enter")
+        await it.until(lambda: "temperature  ‹ 0 ›" in it.screen_text() and "top-k" not in it.screen_text())
+        await it.pilot.press("down")
+        await it.until(lambda: "repetition   ‹ – ›" in it.screen_text())
+        assert "temperature" not in it.screen_text()
+        await it.pilot.press("up")
+        await it.until(lambda: "strategy     ‹ greedy ›" in it.screen_text())
+
+
+@run
+async def test_the_cursor_stays_on_its_field_when_fields_before_it_change(bench: Callable[..., Any]) -> None:
+    async with bench((120, 50)) as it:
+        active = it.app.chats.active
+        await it.pilot.press("f3")
+        row(it, "max_tokens")
+        active.tune(SamplingParams(temperature=0.0))
+        await it.pilot.press(*"77", "enter")
+        await it.until(lambda: active.chat.params.max_tokens == 77)

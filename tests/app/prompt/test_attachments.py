@@ -100,6 +100,7 @@ def test_any_text_is_accepted_or_refused_with_cannot_attach(text: str) -> None:
         ("@./nowhere.py.", r"^nothing was sent: no such file: \./nowhere\.py"),
         ('@"no such"', "no such file: no such"),
         ("@./src", "./src is a folder; name the files in it"),
+        ("@./", r"^nothing was sent: \./ is a folder; name the files in it"),
         ("@picture.png", r"picture\.png: it is not UTF-8 text"),
         ("@latin.txt", r"latin\.txt: it is not UTF-8 text"),
         ("@large.log", r"large\.log is larger than 1\.00 MB"),

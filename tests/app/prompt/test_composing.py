@@ -203,7 +203,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("@./nowhere", Missing("./nowhere")),
         ('@"no such"', Missing("no such")),
         ("see @my plan.txt", Missing("my", '"my plan.txt"')),
+        ("see @NOTES.txt", Missing("NOTES.txt", "notes.txt")),
+        ("see @SRC/main.PY", Missing("SRC/main.PY")),
+        ("see @src/MAIN.py", Missing("src/MAIN.py", "src/main.py")),
         ("thank the @src team", Missing("src", folder=True)),
+        *(
+            (f"sum up @{each} now", Missing(each, folder=True))
+            for each in ("/", "./", "../", "src/", "./src")
+        ),
+        ("import x from '@/library/utils'", Missing("/library/utils")),
         ("Read @src/Dockerfile, please", Missing("src/Dockerfile")),
         ("@src/deep/LICENSE.", Missing("src/deep/LICENSE")),
     ],
@@ -297,19 +305,37 @@ async def test_a_file_that_is_refused_is_reported_before_sending(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("import x from '@/library/utils'", "no such file: /library/utils."),
         ("sum up @./note.txt", "no such file: ./note.txt; did you mean ./notes.txt?"),
-        ('sum up @"no such"', "no such file: no such"),
-        ("sum up @src/ and @note.txt", "src/ is a folder; name the files in it"),
+        ('sum up @"no such"', "no such file: no such."),
+        ("look at @/ now", "/ is a folder; name the files in it."),
+        ("import x from '@./src'", "./src is a folder; name the files in it."),
     ],
 )
-async def test_no_second_try_is_offered_for_files_that_are_refused(
+async def test_what_cannot_be_attached_is_sent_as_text_on_the_second_try(
     bench: Callable[..., Any], text: str, why: str
 ) -> None:
+    """Pasted code has names like these, too."""
     async with bench() as it:
         it.main.prompt.put(text)
         await it.pilot.press("enter")
+        await it.until(lambda: f"{why} Press Enter again to send without it" in it.notices())
+        assert (it.main.prompt.text, it.replies) == (text, [])
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == text
+
+
+@run
+async def test_no_second_try_is_offered_for_files_that_are_refused(
+    bench: Callable[..., Any], folder: Path
+) -> None:
+    (folder / "blob.bin").write_bytes(b"\xff\0")
+    async with bench() as it:
+        it.main.prompt.put(text := "sum up @blob.bin and @note.txt")
+        await it.pilot.press("enter")
         await it.until(lambda: it.notices())
-        assert why in it.notices()[0] and "again" not in it.notices()[0]
+        assert "blob.bin: it is not UTF-8" in it.notices()[0] and "again" not in it.notices()[0]
         assert (it.main.prompt.text, it.replies) == (text, [])
 
 

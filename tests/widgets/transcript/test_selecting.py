@@ -1,5 +1,7 @@
 """Selected text is the source text, wherever lines wrap."""
 
+from textwrap import indent
+
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.color import Color as RichColor
@@ -72,6 +74,19 @@ def test_code_alone_is_copied_without_its_fence() -> None:
     assert selected(view, Selection(Offset(0, key(view, 0, 0)), Offset(99, key(view, 0, 1)))).endswith("```")
 
 
+def test_long_code_alone_is_copied_without_its_fence_and_indent() -> None:
+    """It is drawn in several pieces."""
+    code = "\n\n".join(f"def f{number}():\n    return {number}" for number in range(120))
+    block = f"```py\n{code}\n```"
+    for text in (f"do\n\n{block}\n\nend", f"- do\n\n{indent(block, '  ')}"):
+        view = view_of(text)
+        leaves = view.entries[0].open(lambda: False).leaves
+        pieces = [at for at, leaf in enumerate(leaves) if leaf.kind == "code"]
+        assert len(pieces) > 1
+        first, last = key(view, 0, pieces[0]), key(view, 0, pieces[-1])
+        assert selected(view, Selection(Offset(0, first), Offset(9999, last))) == code
+
+
 def test_table_cells_are_separated_by_tabs() -> None:
     view = view_of("| a | b |\n|---|---|\n| 1 | 2 |")
     assert selected(view, Selection(Offset(2, key(view, 0, 0)), Offset(7, key(view, 0, 0)))) == "b\n1\t2"
@@ -127,6 +142,19 @@ async def test_a_double_click_selects_a_word_and_a_triple_click_its_paragraph() 
         assert chosen(reader) == "beta-two"
         await reader.pilot.click(Transcript, offset=(8, 1), times=3)
         assert chosen(reader) == "alpha beta-two gamma"
+
+
+@scene
+async def test_a_triple_click_selects_all_of_a_long_code_block() -> None:
+    code = "\n\n".join(f"def f{number}():\n    return {number}" for number in range(120))
+    async with reading((40, 12)) as reader:
+        reader.transcript.show([reply(f"first\n\n```py\n{code}\n```\n\n```py\nx\n```")], "a")
+        await reader.settled()
+        for y in (0, reader.transcript.max_scroll_y // 2):
+            reader.transcript.scroll_to(y=y, animate=False)
+            await reader.settled()
+            await reader.pilot.click(Transcript, offset=(6, 8), times=3)
+            assert chosen(reader) == code
 
 
 @scene
