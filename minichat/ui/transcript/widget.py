@@ -320,6 +320,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def _first_choice(self, by: int) -> int:
         """The message to choose first: next to the top one, or the top one itself if its start is cut off."""
+        if by < 0 and self.following:
+            return len(self._view.entries) - 1  # keys act on it already
         entry = self._view.place(self._window.top).entry
         whole = self._view.top(entry) == self._window.top
         return self._view.index(entry) + (by if whole or by > 0 else 0)

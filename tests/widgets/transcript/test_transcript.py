@@ -243,6 +243,18 @@ async def test_keys_act_on_the_selected_message() -> None:
 
 
 @scene
+@pytest.mark.parametrize("text", ["short", LINES])
+async def test_from_the_end_the_last_message_is_chosen_first(text: str) -> None:
+    """Also if all messages fit on the screen."""
+    async with reading() as reader:
+        reader.transcript.show([user(text, number) for number in range(3)], "a")
+        await reader.settled()
+        for number in (2, 1):
+            await reader.press("ctrl+up")
+            assert reader.transcript.chosen is not None and reader.transcript.chosen.id == number
+
+
+@scene
 async def test_a_resize_keeps_the_text_at_the_top() -> None:
     async with reading((60, 15)) as reader:
         words = " ".join(f"word{number}" for number in range(400))
