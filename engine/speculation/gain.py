@@ -32,6 +32,11 @@ class Prices:
             share = (seconds - usual) / usual / drafted if usual else 0.0
             self._extra.observe((kind, size), share)
 
+    def beyond(self, kind: str, rows: int, drafted: int, seconds: float) -> float:
+        """Return what a step took longer than drafts usually do, in plain steps."""
+        usual = self._plain.of(rows.bit_length())
+        return max(0.0, seconds / usual - 1 - self.of(kind, rows) * drafted) if usual else 0.0
+
     def wants_plain(self, rows: int) -> bool:
         """Whether the next step should run without drafts, as a baseline."""
         size = rows.bit_length()

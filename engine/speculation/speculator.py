@@ -19,6 +19,7 @@ WINDOWED = "a draft model cannot read tokens that have left the kv_window or the
 FIRST, MODEL_FIRST = 2, 1  # tokens a row drafts at first and after a pause, so that an attempt costs little
 MODEL_MOST = 8  # the most tokens worth drafting with a model
 HEADS_LEAST = 3  # heads guess all at once, and a CPU computes a step of four rows as fast as one of two
+BEHIND = 32  # unread tokens from which on a draft model's reading takes noticeable time
 READ = 1024  # tokens an index reads at once, so that a long prompt does not delay a step
 
 
@@ -38,6 +39,7 @@ class Drafting:
     index: Index | None  # None: the runner drafts
     judge: Judge
     length: int  # tokens of the next draft: grows if all are accepted, else shrinks
+    unread: int  # tokens that a draft model reads before its next draft
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -91,6 +93,7 @@ class Speculator:
         if drafting is None:
             return
         drafting.tally.observe(drafted, accepted, price, rows)
+        drafting.unread = 0
         most = MODEL_MOST if drafting.index is None else MAX_DRAFT
         change = 2 if accepted == drafted else -1
         most = min(most, self.most.get(drafting.kind, most))
@@ -105,6 +108,7 @@ class Speculator:
             return
         self.tally.plain += 1
         drafting.tally.plain += 1
+        drafting.unread += 1
         if not drafting.judge.on:
             drafting.judge.count_plain(1)
 
@@ -115,8 +119,18 @@ class Speculator:
             return
         kinds = {drafts.kind for drafts in step.drafts.values()}
         if len(kinds) == 1:  # the cost of a mixed step cannot be divided
-            drafted = sum(drafts.length for drafts in step.drafts.values())
-            self.prices.observe_drafts(kinds.pop(), len(step.rows), drafted, seconds)
+            drafted, kind = sum(drafts.length for drafts in step.drafts.values()), kinds.pop()
+            self._count_reading(step, kind, drafted, seconds)
+            self.prices.observe_drafts(kind, len(step.rows), drafted, seconds)
+
+    def _count_reading(self, step: Step, kind: str, drafted: int, seconds: float) -> None:
+        """Count the time in which a draft model read prompts: the price of a draft has no such time."""
+        rows = [self._rows[request] for request in step.drafts if request in self._rows]
+        if behind := [row for row in rows if row.index is None and row.unread > BEHIND]:
+            took = len(step.rows) * self.prices.beyond(kind, len(step.rows), drafted, seconds)
+            self.tally.took += took
+            for row in behind:
+                row.tally.took += took / len(behind)
 
     def forget(self, request: Request) -> None:
         """Drop an ended request. Its reply is indexed for later requests."""
@@ -147,7 +161,7 @@ class Speculator:
     def _drafting(self, request: Request) -> Drafting:
         drafting, kind = self._rows.get(request.id), request.params.speculate
         if drafting is None or drafting.kind != kind:
-            drafting = Drafting(kind, self._index(request), self._judge(kind), 0)
+            drafting = Drafting(kind, self._index(request), self._judge(kind), 0, len(request.tokens))
             drafting.length = max(drafting.first, self._least(drafting))
             self._rows[request.id] = drafting
             request.drafts = drafting.view

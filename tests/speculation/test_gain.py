@@ -28,7 +28,7 @@ def cost_of(
     speculator, time, all_made = Speculator(), 0.0, 0
     params = SamplingParams(speculate=kind)
     for id in range(replies):
-        request = Request(id=id, tokens=[1, 2, 3] * 4, prompt_len=12, params=params, seed=0, max_len=9999)
+        request = Request(id=id, tokens=[1, 2, 3] * 20, prompt_len=60, params=params, seed=0, max_len=9999)
         made, unread = 0, 60
         while made < tokens:
             speculator.begin_step(rows)
@@ -38,7 +38,7 @@ def cost_of(
                 0,
                 Rows.of([StepRow(each, each, 0, 1 + count, True, count) for each in range(rows)]),
                 np.zeros(rows * (1 + count), np.int64),
-                drafts=dict.fromkeys(range(rows), drafts) if drafts else {},
+                drafts=dict.fromkeys(range(id, id + rows), drafts) if drafts else {},
             )
             seconds = 0.010 * (1 + price * count * rows + (reading * unread if drafts else 0))
             speculator.observe_step(step, seconds)
@@ -199,6 +199,32 @@ def test_drafts_are_as_long_as_the_last_accepted_ones() -> None:
         speculator.observe_run(request, 8, 3, 1)
     drafts = speculator.propose(request, 99)
     assert drafts is not None and drafts.length == 1
+
+
+@pytest.mark.parametrize("reading", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(("right", "tokens"), [(8, 34), (8, 300), (1, 34)])
+def test_the_gain_includes_the_time_in_which_a_draft_model_reads_prompts(
+    reading: float, right: int, tokens: int
+) -> None:
+    share, speculator = cost_of("draft", right, 0.05, tokens, replies=20, reading=reading)
+    assert speculator.total().gain == pytest.approx(1 / share, rel=0.1)
+
+
+def test_reading_a_prompt_delays_all_rows_and_counts_for_the_one_that_reads() -> None:
+    speculator, params = Speculator(), SamplingParams(speculate="draft")
+    old, new = (Request(id, [1] * 100, 100, params, 0, 999) for id in (0, 1))
+    drafts = speculator.propose(old, 1), speculator.propose(new, 1)
+    rows = Rows.of([StepRow(each, each, 100, 2, True, 1) for each in (0, 1)])
+    speculator.observe_run(old, 1, 1, 2)
+    speculator.prices.observe_plain(2, 0.010)
+    both = {id: each for id, each in enumerate(drafts) if each is not None}
+    speculator.observe_step(Step(0, rows, np.zeros(4, np.int64), drafts=both), 0.025)
+    took = [request.drafts().gain for request in (old, new) if request.drafts is not None]
+    assert took == [0, 0] and speculator.tally.took == 2 * 1.5
+    speculator.observe_token(old)
+    speculator.observe_token(new)
+    views = [speculator.view(each) for each in (old, new)]
+    assert [each and each.gain for each in views] == [0, 1 / 4]
 
 
 def test_tokens_without_drafts_count_as_well() -> None:
