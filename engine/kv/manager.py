@@ -252,7 +252,7 @@ class KVManager(BlockNames):
 
     def adopt(self, request: Request, hits: list[int], trimmed: int) -> None:
         """Start a request with blocks that were found. `trimmed`: the position whose windows they cover."""
-        self.pool.share(held(hits))
+        self.pool.share(held(hits), request.id)
         request.blocks, request.trimmed = hits, trimmed
         request.gone = hits.count(GONE)
         request.published = len(hits) // self.group_count

@@ -84,11 +84,12 @@ class BlockPool:
         self.place[taken] = places
         return taken
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add a holder to each block. A cached block is in use again."""
+    def share(self, blocks: Iterable[int], owner: int | None = None) -> None:
+        """Add a holder to each block. A cached block is in use again, and `owner` has taken it."""
         for block in blocks:
             if self.refs[block] == 0:
                 self._take_idle(block)
+                self.owner[block] = self.owner[block] if owner is None else owner
             self.dropped[block] = False  # also if a transfer alone held it
             self.refs[block] += 1
             self.used_at[block] = self.clock

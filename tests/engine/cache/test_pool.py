@@ -2,8 +2,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.api.params import SamplingParams
 from engine.kv import prefix
 from engine.kv.pool import BlockPool
+from tests.engine.ledger import drain, ledger_engine
+from tests.outputs import Output
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -92,6 +95,23 @@ def test_the_longest_unused_block_is_evicted_first_and_a_tail_before_its_root() 
     assert pool.find(b"b1") is None
     assert pool.find(b"b0") is not None
     assert pool.evictions == 3
+
+
+def test_a_cached_block_belongs_to_the_request_that_takes_it_again() -> None:
+    """Else the map shows the blocks of a running reply as those of a chat whose reply has ended."""
+    engine = ledger_engine(blocks=12)
+    prompt, params = [1] * 40, SamplingParams(max_tokens=4, seed=0)
+    first = engine.submit(prompt, params, Output())
+    drain(engine)
+    second = engine.submit(prompt, params, Output())
+    engine.step()
+    shot = engine.snapshot().blocks
+    assert first != second and {*shot.owner[shot.refs > 0].tolist()} == {second}
+    third = engine.submit(prompt, params, Output())
+    engine.step()
+    shot = engine.snapshot().blocks
+    assert {*shot.owner[shot.refs > 1].tolist()} == {second}, "a block in use has been taken by another"
+    assert third in shot.owner
 
 
 def test_check_names_the_block_that_is_wrong() -> None:
