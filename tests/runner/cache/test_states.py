@@ -132,6 +132,7 @@ def test_states_survive_a_restart_on_disk(hybrid: Path, tmp_path: Path) -> None:
     first = engine_on(hybrid, **config)
     ask(first, PROMPT)
     drain(first)
+    first.close()
     engine = engine_on(hybrid, **config)
     id, output = ask(engine, PROMPT, ASKED)
     turn(engine)
