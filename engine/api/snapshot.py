@@ -317,6 +317,16 @@ class Snapshot:
         return self.state not in ENDED
 
     @property
+    def running_replicas(self) -> int:
+        """0 without a fleet."""
+        return sum(each.runs for each in self.replicas)
+
+    @property
+    def ranks_each(self) -> int:
+        """How many ranks share the model, in each replica of a fleet; 0: it is not shared."""
+        return len(self.ranks) // max(1, len(self.replicas))
+
+    @property
     def usable_blocks(self) -> int:
         """Those of `blocks` that can be taken: not those of a replica that does not run."""
         return sum(each.blocks for each in self.replicas if each.runs) or len(self.blocks.refs)

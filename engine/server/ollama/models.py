@@ -89,8 +89,7 @@ async def adapter_named(state: ServerState, requested: str) -> str:
 
 def _weights(shot: Snapshot) -> int:
     """Bytes of the weights in all replicas. Ranks that share a model have about as many each."""
-    ranks = max(1, len(shot.ranks) // max(1, len(shot.replicas)))
-    return ranks * shot.memory.get("weights", 0)
+    return max(1, shot.ranks_each) * shot.memory.get("weights", 0)
 
 
 def utc(seconds: float) -> str:
@@ -108,7 +107,7 @@ def _named(name: str) -> dict[str, Any]:
 def _record(state: ServerState, shot: Snapshot) -> dict[str, Any]:
     return {
         "modified_at": utc(state.started),
-        "size": _weights(shot) // max(1, sum(each.runs for each in shot.replicas)),
+        "size": _weights(shot) // max(1, shot.running_replicas),
         "digest": sha256(shot.model.encode()).hexdigest(),  # the same for all names of a model
         "details": _details(shot),
     }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, StepSplit, StepTimes
 from engine.api.speeds import Speeds
-from minichat.ui.monitor.figures import duration, running_replicas
+from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
@@ -71,7 +71,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     products = _products(shot)
     attention = shot.reads.of_attention(rates.pairs) if products else 0.0
     operations = products + attention
-    running = max(1, running_replicas(shot))
+    running = max(1, shot.running_replicas)
     states = round(shot.reads.states * rates.batch)
     parts = {"weights": weights, "KV cache": cache, "states": states}
     moved = sum(parts.values())
@@ -96,7 +96,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
             for request in shot.requests
             if (each := request.speculation) is not None
         ),
-        ranks=_ranks(shot),
+        ranks=shot.ranks_each,
         replicas=running,
         fleet=bool(shot.replicas),
         stepped=bool(rates.steps),
@@ -104,11 +104,6 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         joining=shot.joining,
         traffic=shot.traffic,
     )
-
-
-def _ranks(shot: Snapshot) -> int:
-    """The ranks of a replica."""
-    return len(shot.ranks) // max(1, len(shot.replicas))
 
 
 def _products(shot: Snapshot) -> float:
@@ -189,7 +184,7 @@ def _exchange_bound(shot: Snapshot) -> str:
     if shot.joining < _HELD:
         return ""
     return (
-        f"Limited by the exchanges of {_ranks(shot)} ranks: these take {shot.joining:.0%} of a step, "
+        f"Limited by the exchanges of {shot.ranks_each} ranks: these take {shot.joining:.0%} of a step, "
         "with the wait for the slower one; fewer ranks may be faster."
     )
 
@@ -240,7 +235,7 @@ def _faster_alone(shot: Snapshot, memory: Use, arithmetic: Use) -> str:
     """Whether one device would do what the other ranks do in less time than the exchanges take. Work that
     does not fill the device takes about as long for all ranks' parts as for one's.
     """
-    ranks = _ranks(shot)
+    ranks = shot.ranks_each
     if ranks < 2 or shot.bubbles or _reads_prompts(shot):
         return ""
     exchanges = shot.joining * shot.step_times.total

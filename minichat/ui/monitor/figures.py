@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from engine.api.snapshot import Snapshot
+from minichat.plural import plural
 
 _RANGES = 3
 _REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its replica, and its process
@@ -58,16 +59,16 @@ def whose_memory(shot: Snapshot) -> str:
     """Whose memory the figures are, if not of one process: "one rank", "2 replicas", "1 of 2 replicas", or
     in a fleet of shared models "one rank per replica", which is a sum.
     """
-    replicas, running = len(shot.replicas), running_replicas(shot)
+    several = len(shot.replicas) > 1
     if shot.ranks:
-        return "one rank per replica" if replicas > 1 else "one rank"
-    some = f"{running} of " if running < replicas else ""
-    return f"{some}{replicas} replicas" if replicas > 1 else ""
+        return "one rank per replica" if several else "one rank"
+    return fleet_size(shot) if several else ""
 
 
-def running_replicas(shot: Snapshot) -> int:
-    """0 without a fleet."""
-    return sum(each.runs for each in shot.replicas)
+def fleet_size(shot: Snapshot) -> str:
+    """How many replicas there are: "2 replicas", "1 of 2 replicas" if only one runs."""
+    count, running = len(shot.replicas), shot.running_replicas
+    return f"{f'{running} of ' if running < count else ''}{plural(count, 'replica')}"
 
 
 def request_name(id: int) -> str:

@@ -16,7 +16,7 @@ from engine.api.snapshot import Snapshot
 from minichat.plural import plural
 from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, moves, session_order, states
-from minichat.ui.monitor.figures import ranges, running_replicas
+from minichat.ui.monitor.figures import fleet_size, ranges
 from minichat.ui.monitor.legend import legend, tier_legend, totals
 from minichat.ui.monitor.owners import Codes, Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, clip
@@ -161,8 +161,7 @@ class KVMap(Pane):
             return []
         chosen = next((each for each in replicas if each.number == self.replica), None)
         if chosen is None:
-            some = f"{running} of " if (running := running_replicas(self.snapshot)) < len(replicas) else ""
-            return [some + plural(len(replicas), "replica")]
+            return [fleet_size(self.snapshot)]
         return [f"replica {chosen.number}" + f" {chosen.state}" * (chosen.state != "ready")]
 
     def _paint(self, width: int, lines: int) -> None:
