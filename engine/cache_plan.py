@@ -54,7 +54,6 @@ def cache_budget(
         if host_nbytes > (there := host_memory()):
             raise BadInput(f"kv_host: {config.kv_host:g} GB exceed the {there / 1e9:.1f} GB of memory")
     free = max(0, free_memory(device) - lent_bytes(config.exchange, device))
-    share = own / (own + draft_models.block_bytes(config.block_size, dtype))
     return CacheBudget(
         specs=specs,
         sinks=model.sinks,
@@ -64,7 +63,8 @@ def cache_budget(
         longest=longest,
         blocks=config.blocks and config.blocks * groups.count,
         host_blocks=host_blocks and host_blocks * groups.count,
-        nbytes=int(free * memory_share(device) * share) // (1 if on_gpu else config.ranks),
+        nbytes=int(free * memory_share(device)) // (1 if on_gpu else config.ranks),
+        drafted=draft_models.block_bytes(config.block_size, dtype),
         host_nbytes=host_nbytes // config.ranks,
         host_beyond=config.kv_host is not None,
         most=None if on_gpu else full * groups.count * min(_FULL_CONTEXTS, config.max_running),

@@ -31,13 +31,14 @@ class CacheBudget:
     longest: int  # the model's maximum tokens per request
     blocks: int | None  # a fixed number, or None for as many as fit
     host_blocks: int | None
-    nbytes: int
+    nbytes: int  # for all blocks, with `drafted` of each
     host_nbytes: int
     host_beyond: bool  # whether host memory may hold more blocks than the device
     most: int | None  # more blocks would never be used
     groups: BlockGroups  # of layers
     window: Window | None = None  # of all layers, by configuration
     budget: TokenBudget | None = None  # blocks beyond it are released, so a request may outgrow the cache
+    drafted: int = 0  # bytes that a draft model's cache takes of each block, under any scheme
 
     @property
     def block_specs(self) -> tuple[LayerSpec, ...]:
@@ -49,10 +50,10 @@ class CacheBudget:
     def fit(self, scheme: KvSchemeName) -> Fit:
         """What fits under this scheme. Raises if not even one block does."""
         each = KVStore.block_bytes(self.block_specs, self.block_size, self.dtype, scheme)
-        blocks = self.blocks or self.nbytes // each
+        blocks = self.blocks or self.nbytes // (each + self.drafted)
         if blocks < 1:
             raise BadInput(
-                f"not enough memory on {self.device} for the KV cache: one block takes {each} bytes"
+                f"not enough memory on {self.device} for the KV cache: one block takes {each + self.drafted} bytes"
             )
         if self.blocks is None and self.most is not None:
             blocks = min(blocks, self.most)

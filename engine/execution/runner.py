@@ -100,7 +100,6 @@ class ModelRunner:
         stage = stage_on(self.device, model, store, self.attention, self.adapters, self._drafts.states)
         self.use_stages(stage, stage if recordable(model) else None)
         self._memory = MemoryMeter(model, store, self.device, draft=self._drafts, adapters=self.adapters)
-        self._drafts.serve(self.store)
         replay_drafts(self.device, self._drafts.small, self._steps, self._sampling_state)
         for each in (self.store, *self._drafts.stores):
             each.mover = mover_on(self.device, arrivals=self.arrivals)
@@ -192,10 +191,12 @@ class ModelRunner:
             raise BadInput(problem)
         self._budget.fit(scheme)  # raises if not even one block fits
         self._stage = self._steps = None
+        self._drafts.release()  # first: another number of blocks fits
         try:
             self._budget.rebuild(self.store, scheme)
         finally:
             self._transfers.reset()
+            self._drafts.serve(self.store)
             self._use_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:

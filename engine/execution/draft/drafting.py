@@ -77,15 +77,23 @@ class SmallModel:
         self.model, self.attention = model, attention
         self.replays: DraftReplays | None = None  # what launches its forwards on a GPU
         self._held: dict[int, _Held] = {}  # by slot
-        self.serve(store)
+        self.store = self._beside(store)
 
-    def serve(self, store: KVStore) -> None:
-        """Create an empty cache with as many blocks as `store`."""
-        blocks, block_size = store.layers[0].keys.shape[:2]
-        first = next(self.model.parameters())
+    def release(self) -> None:
+        """Free the cache, and what refers to it, before the model's gets other blocks."""
+        self.replays = None
+        self.store.clear()
         for held in self._held.values():
             held.known, held.drafts = 0, ()
-        self.store = KVStore(
+
+    def serve(self, store: KVStore) -> None:
+        """Replace the released cache by an empty one with as many blocks as `store`."""
+        self.store = self._beside(store)
+
+    def _beside(self, store: KVStore) -> KVStore:
+        blocks, block_size = store.layers[0].keys.shape[:2]
+        first = next(self.model.parameters())
+        return KVStore(
             self.model.config.layers,
             blocks=blocks,
             block_size=block_size,

@@ -41,8 +41,12 @@ class StepDrafts:
         caches = sum(each.nbytes for each in self.stores)
         return caches + sum(each.own_bytes for each in self._drafters.values())
 
+    def release(self) -> None:
+        for each in self.small:
+            each.release()
+
     def serve(self, store: KVStore) -> None:
-        """Use this cache of the model's, which is new."""
+        """Use this cache of the model's, which is new, after a release."""
         for each in self.small:
             each.serve(store)
 
