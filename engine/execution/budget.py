@@ -52,9 +52,8 @@ class CacheBudget:
         each = KVStore.block_bytes(self.block_specs, self.block_size, self.dtype, scheme)
         blocks = self.blocks or self.nbytes // (each + self.drafted)
         if blocks < 1:
-            raise BadInput(
-                f"not enough memory on {self.device} for the KV cache: one block takes {each + self.drafted} bytes"
-            )
+            one = f"one block takes {each + self.drafted} bytes"
+            raise BadInput(f"not enough memory on {self.device} for the KV cache: {one}")
         if self.blocks is None and self.most is not None:
             blocks = min(blocks, self.most)
         host_blocks = self.host_blocks
