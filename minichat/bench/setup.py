@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -128,10 +129,18 @@ class Setup:
 
     @cached_property
     def vocab(self) -> int:
+        return self._of_model("vocab_size")
+
+    @cached_property
+    def most(self) -> int:
+        """Tokens that a request can have, with its reply, if the configuration says so."""
+        return self.config.max_context or self._of_model("max_position_embeddings") or sys.maxsize
+
+    def _of_model(self, name: str) -> int:
         if self.shape:
-            return int(SHAPES[self.shape]["vocab_size"])
+            return int(SHAPES[self.shape][name])
         config = config_fields(self.folder).values
-        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+        return int(config.get(name) or config.get("text_config", {}).get(name, 0))
 
     def ids(self, seed: int | None = None, vocab: int | None = None) -> Iterator[int]:
         """Endless random tokens. Without a seed they are new at each call, so no prefix cache holds them."""

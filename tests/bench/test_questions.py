@@ -172,6 +172,20 @@ def test_the_page_of_quick(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "long prompt, first token" in page
 
 
+def test_the_long_prompt_of_quick_fits_into_the_model(setup: Setup) -> None:
+    short = replace(setup, config=replace(setup.config, max_context=100))
+    with closing(short):
+        assert values(ask("quick", short, only=("long prompt",))["long prompt"])["first token"] > 0
+
+
+def test_the_page_of_quick_explains_what_is_missing_below_the_figures() -> None:
+    figure = quick.Figure("cache", "GB", 1.0, 1.0, 1.0, 1)
+    reason = "no room for the cache; " * 20
+    page = printed("quick", [CaseResult("long prompt", why_not=reason), CaseResult("memory", "", (figure,))])
+    assert "memory, cache" in page, "a long reason takes no room from the columns"
+    assert reason.strip() in page.replace("\n", " ").replace("  ", " ")
+
+
 def test_quick_stands_beside_the_docs() -> None:
     """The figures that ship are of cases that quick measures, so that they are shown."""
     reference = quick.CaseFile(quick.REFERENCE)

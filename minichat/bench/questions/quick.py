@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from engine.serving.engine import Engine
@@ -24,6 +25,7 @@ from minichat.bench.traffic import ask, seconds
 
 SITTINGS = 1
 _SHAPES = {False: "335M", True: "0.6B"}  # on a CPU, on a GPU
+_AFTER = 2  # tokens after a long prompt
 _SHORT = 16  # tokens; the time of short replies is subtracted from that of long ones
 REFERENCE = Path(str(files("minichat.bench"))) / "reference.jsonl"
 
@@ -35,7 +37,8 @@ def cases(setup: Setup) -> Iterator[Case]:
     for rows in setup.rows_or((1, 8), (1, 32, 256)):
         about = f"{name}, prompts of {prompt} tokens, replies of {reply}"
         yield Case(f"{rows} at once", partial(_at_once, setup, rows), about)
-    yield Case("long prompt", partial(_prompt, setup), f"{name}, {4 * prompt} tokens, until the first token")
+    long = min(4 * prompt, setup.most - _AFTER)
+    yield Case("long prompt", partial(_prompt, setup, long), f"{name}, {long} tokens, until the first token")
     yield Case("mixed lengths", partial(_mixed, setup), f"{name}, {requests} requests")
     yield Case("memory", partial(_memory, setup), name)
     if not setup.shape:
@@ -63,12 +66,11 @@ def _at_once(setup: Setup, rows: int, bench: Bench) -> None:
     bench.observe({"output": "tok/s", "first token": "s"}, call)
 
 
-def _prompt(setup: Setup, bench: Bench) -> None:
+def _prompt(setup: Setup, length: int, bench: Bench) -> None:
     engine, ids = setup.engine(), setup.ids()
-    prompt, _, _ = setup.sizes
 
     def call() -> dict[str, float]:
-        reader = ask(engine, ids, 4 * prompt, 2)
+        reader = ask(engine, ids, length, _AFTER)
         seconds(engine, [reader])
         return {"first token": reader.ttft}
 
@@ -129,12 +131,15 @@ def page(results: Sequence[CaseResult]) -> Group:
     reference = CaseFile(REFERENCE)
     for result in results:
         if result.why_not:
-            found.add_row(result.case, f"not measured: {result.why_not}")
+            found.add_row(result.case, "not measured")
         for figure in result.named:
             found.add_row(figure.name, *shown(figure), *_beside(figure, result, reference))
     here = machine()
     title = f"{here['gpu'] or here['cpu']}, {here['cores']} cores, load {here['load']}"
-    return Group(f"\n {title}", found, f" The docs' figures: docs/results.md, from {REFERENCE.name}.")
+    problems = [f" {escape(each.case)}: {escape(each.why_not)}" for each in results if each.why_not]
+    return Group(
+        f"\n {title}", found, *problems, f" The docs' figures: docs/results.md, from {REFERENCE.name}."
+    )
 
 
 def _beside(figure: Figure, result: CaseResult, reference: CaseFile) -> tuple[str, str, str]:
