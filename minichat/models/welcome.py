@@ -38,10 +38,10 @@ def is_dry(snapshot: Snapshot) -> bool:
 
 def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> str:
     """A sentence on the device and its memory, the terminal, and the size of the cache."""
-    free = snapshot.memory.get("device_free", 0)
+    memory = snapshot.memory.get("device_total", 0)  # of what is free, the cache has taken most
     parts = [
         _device(snapshot),
-        f"{size(free)} of memory free" if free else "",
+        f"{size(memory)} of memory" if memory else "",
         _COLORS.get(colors or "", "no colors"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]

@@ -41,12 +41,12 @@ async def test_the_screen_is_shown_before_the_engine_is_ready(bench: Callable[..
 
 @run
 async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -> None:
-    shot = snapshot(memory={"device_free": 3_500_000_000}, device="NVIDIA H200")
+    shot = snapshot(memory={"device_total": 20_000_000_000}, device="NVIDIA H200")
     terminal = Terminal(ssh=False, tmux=True, unicode=True)
     async with bench(backend=FakeBackend([shot]), terminal=terminal) as it:
         await it.until(lambda: "Found" in it.screen_text())
         text = " ".join(it.screen_text().split())
-        assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in text
+        assert "Found GPU NVIDIA H200, 20.0 GB of memory, " in text
         assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in text
         assert "F1 lists the keys" in text
         await it.answered(await it.say("hello"))
