@@ -46,7 +46,7 @@ class StepCompiler:
 
         `start`: see Runner. `pieces`: the numbers of tokens of graphs with pieces of prompts.
         """
-        if self._begun or self._compiled:
+        if self._begun:
             return
         self._begun = True
         prompt = len(step.ids) - step.single

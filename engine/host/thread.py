@@ -27,7 +27,7 @@ class EngineThread(EngineClient):
     def __init__(self, engine: Engine, *, warm: bool = False, chat: ChatFormat | None = None) -> None:
         """`warm`: run steps of every kind before the first request. `chat`: formats its prompts."""
         self._engine = engine
-        self._warm_up = WarmUp(engine, engine.runner.graph_sizes if warm else ())
+        self._warm_up = WarmUp(engine, engine.runner.graph_sizes, whole=warm)
         engine.warmed = self._warm_up.share
         self._chat = chat or ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)

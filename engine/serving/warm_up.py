@@ -10,6 +10,10 @@ itself. Steps with pieces of prompts come first: each has only its own graph, an
 would wait for it. Rarer decodes follow, and steps that wait layer by layer for blocks from host memory. Of
 these only usual messages are captured, because a capture takes longer than one such wait saves. Steps with
 adapters have their own graphs, which are captured once an adapter is loaded.
+
+The engine of a screen is ready without any of this. While it is idle, it compiles the kernels of a first
+message and its reply: meanwhile the user reads and types. Every engine does so again after its weights or
+cache have changed.
 """
 
 from collections import deque
@@ -19,7 +23,16 @@ from itertools import product, takewhile
 from typing import Any
 
 from engine.api.errors import EngineError
-from engine.api.events import AdapterChanged, Delta, Event, RequestEvent, TierProblem, log
+from engine.api.events import (
+    AdapterChanged,
+    Delta,
+    Event,
+    Quantized,
+    Recached,
+    RequestEvent,
+    TierProblem,
+    log,
+)
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.cuda.sizes import first_sizes
@@ -32,6 +45,7 @@ _PATIENCE = 0.02  # seconds that commands wait for the compiler
 _LOADED = 25  # such waits until kernels that only need loading are ready
 _SCORED = 256  # tokens of a prompt whose log-probabilities are returned
 _MESSAGE = 256  # tokens of most messages in a chat
+_SHORTEST = 16  # tokens of a message, with what the chat format adds
 _DRAFTS = (1, 2, 4, 8)  # tokens that a draft model drafts
 _LIBRARY = 33  # tokens of a prompt from which products may come from a library, which loads its own kernels
 _PLAIN: dict[str, Any] = {"temperature": 1.0}
@@ -43,16 +57,21 @@ Part = partial[Iterator[None]]
 class WarmUp:
     """Call `step` on the engine's thread in place of the engine's, until it is `over`."""
 
-    def __init__(self, engine: Engine, sizes: Sequence[int]) -> None:
-        """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do."""
+    def __init__(self, engine: Engine, sizes: Sequence[int], *, whole: bool = True) -> None:
+        """`sizes`: batch sizes of the runner's graphs; without any, there is nothing to do.
+
+        `whole`: before the first request. Otherwise an idle engine compiles what a first message needs.
+        """
         self._engine, self._sizes = engine, sizes
         self._own: set[int] = set()  # requests that have not ended
         self._submitted: set[int] = set()
         self._salts = 0
         self._undisturbed = True
-        parts, later = self._all_parts() if sizes else ((), ())
+        parts, later = self._all_parts() if sizes and whole else ((), ())
         self._total, self._later = len(parts), len(later)
         self._parts = deque([*parts, *later])
+        if sizes and not whole:
+            self._add_message()
         self._running: Iterator[None] | None = None
         self._watch = Stopwatch(self.part)
         if sizes:
@@ -63,6 +82,17 @@ class WarmUp:
     def _hear(self, event: Event) -> None:
         if isinstance(event, AdapterChanged) and event.loaded:
             self._add_adapted()
+        elif isinstance(event, Recached) or (isinstance(event, Quantized) and not event.error):
+            self._add_message()
+
+    def _add_message(self) -> None:
+        """Have an idle engine compile the kernels of a prompt alone, and of the reply to it."""
+        lengths = [each for each in self._lengths if each >= min(_SHORTEST, self._longest)]
+        largest = max(self._engine.runner.piece_sizes, default=0)
+        kinds = [StepKind(0, each) for each in lengths] + [StepKind(1, long=long) for long in (False, True)]
+        kinds += [StepKind(0, each, pieces=True) for each in lengths if each <= largest]
+        self._parts.append(partial(self._compile, kinds))
+        self._later += 1
 
     def _add_adapted(self) -> None:
         """Have an idle engine prepare decodes with adapters, which takes no time if it has their graphs."""
@@ -135,19 +165,29 @@ class WarmUp:
         scheduler.prompt_tokens = scheduler.cached_tokens = 0
         scheduler.pace.forget()
 
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest prompt that a step computes."""
+        return min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
+
+    @property
+    def _lengths(self) -> Sequence[int]:
+        """Lengths of prompts whose steps use all kernels."""
+        longest = self._longest
+        return [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
+
     def _all_parts(self) -> tuple[Sequence[Part], Sequence[Part]]:
         """The parts before the first request, and those for an idle engine."""
-        longest = min(self._engine.limits.context - 1, self._engine.scheduler.rules.step_tokens)
         # Those of one size together: they have kernels in common.
         batches = [StepKind(*kind) for kind in product(self._sizes, (0,), (False, True), (False, True))]
         first = first_sizes(self._sizes)
         early = [kind for kind in batches if kind.rows in first and kind.long]  # these can hold others, too
         late = [kind for kind in batches if kind not in early]
         filtered = [kind for kind in batches if kind.filtered]
-        return self._first_parts(longest, early, late), self._idle_parts(longest, late, filtered)
+        return self._first_parts(early, late), self._idle_parts(late, filtered)
 
-    def _first_parts(self, longest: int, early: list[StepKind], late: list[StepKind]) -> Sequence[Part]:
-        lengths = [*takewhile(lambda length: length < longest, (2**bits for bits in range(32))), longest]
+    def _first_parts(self, early: list[StepKind], late: list[StepKind]) -> Sequence[Part]:
+        longest, lengths = self._longest, self._lengths
         prompts = [StepKind(rows, length) for rows in (0, 1) for length in lengths]
         sampled = [StepKind(1, long=True, sampling=each) for each in RARE]
         sampled += [StepKind(0, longest, sampling=each) for each in RARE]
@@ -169,8 +209,8 @@ class WarmUp:
             partial(self._measure, run),
         ]
 
-    def _idle_parts(self, longest: int, late: list[StepKind], filtered: list[StepKind]) -> Sequence[Part]:
-        sizes = [size for size in self._engine.runner.piece_sizes if size < 2 * longest]
+    def _idle_parts(self, late: list[StepKind], filtered: list[StepKind]) -> Sequence[Part]:
+        sizes = [size for size in self._engine.runner.piece_sizes if size < 2 * self._longest]
         alone = [StepKind(0, size, pieces=True) for size in sizes]
         beside = [StepKind(1, size - 1, long=long, pieces=True) for size in sizes for long in (False, True)]
         holding = [kind for kind in beside if kind.long]  # these can hold the others

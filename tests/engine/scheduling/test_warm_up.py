@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.events import AdapterChanged, BlocksSent, Event, Finished, TierProblem
+from engine.api.events import (
+    AdapterChanged,
+    BlocksSent,
+    Event,
+    Finished,
+    Quantized,
+    Recached,
+    TierProblem,
+)
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.wire import encode_snapshot
@@ -349,3 +357,35 @@ def test_a_warm_up_that_is_refused_ends_its_requests(caplog: pytest.LogCaptureFi
     run(engine, WarmUp(engine, SIZES))
     assert "the warm-up ended early" in caplog.text
     assert engine.outputs.alive == 0
+
+
+def test_the_engine_of_a_screen_compiles_what_a_first_message_needs_while_it_is_idle() -> None:
+    engine = ledger_engine(slots=8, step_tokens=256)
+    warm_up, runner = WarmUp(engine, SIZES, whole=False), engine.runner
+    assert warm_up.share == 1, "it is ready"
+    assert not warm_up.over
+    output = Output()
+    engine.submit([1] * 5, SamplingParams(max_tokens=2, ignore_eos=True), output)
+    while engine.busy:
+        warm_up.step()
+        assert not runner.compiled, "a request comes first"
+    while not warm_up.over:
+        warm_up.step()
+    assert {*runner.compiled} >= {StepKind(0, 16), StepKind(0, 256), StepKind(1), StepKind(1, long=True)}
+    assert not runner.captured and len(output.tokens) == 2
+    assert engine.snapshot().finished == 1, "it has sent no requests of its own"
+
+
+def test_an_idle_engine_compiles_them_again_after_a_conversion() -> None:
+    engine = ledger_engine(slots=8, step_tokens=256)
+    warm_up = WarmUp(engine, SIZES, whole=False)
+    while not warm_up.over:
+        warm_up.step()
+    engine.bus.emit(Quantized(0, 0.0, "int8", "none", 8, 0.1, "no room"))
+    assert warm_up.over, "a conversion that failed changed nothing"
+    for event in (Quantized(0, 0.0, "int8", "none", 8, 0.1, ""), Recached(0, 0.0, "int8", 8)):
+        engine.runner.compiled.clear()
+        engine.bus.emit(event)
+        while not warm_up.over:
+            warm_up.step()
+        assert StepKind(1) in engine.runner.compiled
