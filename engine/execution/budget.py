@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
+from engine.devices import give_back
 from engine.execution.protocol import Fit
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups
@@ -105,6 +106,7 @@ class CacheBudget:
         """Rebuild a cache in another scheme, empty. On failure, rebuild it in the old one."""
         before = store.scheme
         store.clear()  # freed first, because there is rarely memory for both
+        give_back(self.device)  # torch would keep it for caches of the same size
         try:
             store.become(self.store(scheme))
         except (RuntimeError, MemoryError) as error:

@@ -9,6 +9,7 @@ import torch
 
 from engine import cache_plan
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName
+from engine.execution import budget
 from engine.execution.changes import Recache
 from engine.execution.draft import drafting
 from engine.execution.runner import ModelRunner
@@ -64,3 +65,19 @@ def test_the_old_cache_is_freed_before_the_new_one(drafted: Path) -> None:
         _, again = ask(engine, [1, 5, 6, 7], params)
         drain(engine)
         assert again.tokens == first.tokens
+
+
+def test_what_the_old_caches_took_is_given_back_before_others_are_made(drafted: Path) -> None:
+    """Torch would keep it, as the new ones have other sizes, and a GPU would be full."""
+    engine, freed = engine_on(drafted), []
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    usual = budget.give_back
+
+    def give_back(device: torch.device) -> None:
+        freed.append([len(each.layers) for each in (runner.store, *runner._drafts.stores)])
+        usual(device)
+
+    with patch.object(budget, "give_back", give_back):
+        runner.apply(Recache("int8"))
+    assert freed == [[0, 0]]
