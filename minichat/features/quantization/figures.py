@@ -81,6 +81,8 @@ def step_time(shot: Snapshot, name: str, *, of_cache: bool) -> str:
 def costs(of: SchemeView, time: str, width: int) -> list[str]:
     """Bytes, blocks, and the time of a step, in one line if it fits."""
     line = f"{size(of.nbytes):>7}" + (f"  {of.blocks:,} blocks" if of.blocks else "")
+    if of.blocks and len(line) > width:
+        line = f"{size(of.nbytes):>7}  {of.blocks / 1e6:.2f}M blocks"
     if not time:
         return [line]
     whole = f"{line}  {time} a step"
