@@ -86,13 +86,15 @@ class WarmUp:
             self._add_message()
 
     def _add_message(self) -> None:
-        """Have an idle engine compile the kernels of a prompt alone, and of the reply to it."""
+        """Have an idle engine compile the kernels of a prompt and its reply, then of others beside it."""
         lengths = [each for each in self._lengths if each >= min(_SHORTEST, self._longest)]
         largest = max(self._engine.runner.piece_sizes, default=0)
-        kinds = [StepKind(0, each) for each in lengths] + [StepKind(1, long=long) for long in (False, True)]
-        kinds += [StepKind(0, each, pieces=True) for each in lengths if each <= largest]
-        self._parts.append(partial(self._compile, kinds))
-        self._later += 1
+        for prompt, replies in ((0, self._sizes[:1]), (1, self._sizes[1:3])):  # rows beside it, rows
+            kinds = [StepKind(prompt, each) for each in lengths]
+            kinds += [StepKind(rows, long=long) for rows in replies for long in (False, True)]
+            kinds += [StepKind(prompt, each, pieces=True) for each in lengths if prompt + each <= largest]
+            self._parts.append(partial(self._compile, kinds))
+            self._later += 1
 
     def _add_adapted(self) -> None:
         """Have an idle engine prepare decodes with adapters, which takes no time if it has their graphs."""

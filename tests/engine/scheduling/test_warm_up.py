@@ -371,7 +371,10 @@ def test_the_engine_of_a_screen_compiles_what_a_first_message_needs_while_it_is_
         assert not runner.compiled, "a request comes first"
     while not warm_up.over:
         warm_up.step()
-    assert {*runner.compiled} >= {StepKind(0, 16), StepKind(0, 256), StepKind(1), StepKind(1, long=True)}
+    order = [*runner.compiled]
+    assert {*order} >= {StepKind(0, 16), StepKind(0, 256), StepKind(1), StepKind(1, long=True)}
+    assert order.index(StepKind(1, 16)) > order.index(StepKind(0, 256)), "a second chat comes later"
+    assert {*order} >= {StepKind(2), StepKind(4, long=True)} and StepKind(8) not in order
     assert not runner.captured and len(output.tokens) == 2
     assert engine.snapshot().finished == 1, "it has sent no requests of its own"
 
