@@ -10,7 +10,7 @@ from engine.api.errors import BadInput
 from engine.api.snapshot import Change, FormTime, SchemeView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import QuantizationDrawer
-from minichat.features.quantization.figures import costs, rows_of_steps
+from minichat.features.quantization.figures import rows_of_steps
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES
 
@@ -398,11 +398,3 @@ async def test_a_new_time_does_not_scroll_the_drawer(bench: Callable[..., Any]) 
 def test_how_many_rows_a_step_had(rows: int, most: int, words: str) -> None:
     assert rows_of_steps(snapshot(form_times=(FormTime("none", "none", rows, most, 0.01, 3),))) == words
     assert rows_of_steps(snapshot()) == ""
-
-
-def test_millions_of_blocks_fit_beside_the_size() -> None:
-    """A small model on a large GPU has them."""
-    scheme = SchemeView("int8", "", 2_112, 2_529_544)
-    assert costs(scheme, "", 26) == ["2.11 kB  2,529,544 blocks"]
-    assert costs(scheme, "", 24) == ["2.11 kB  2.53M blocks"]
-    assert costs(scheme, "0.312 ms", 24) == ["2.11 kB  2.53M blocks", "0.312 ms a step"]

@@ -10,7 +10,7 @@ import pytest
 from engine.api.snapshot import Change, RankView, ReplicaView, SchemeView, TierView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization import drawer
-from minichat.features.quantization.figures import memory, room, scheme, schemes
+from minichat.features.quantization.figures import costs, memory, room, scheme, schemes
 from minichat.ui.labels import facts
 from tests.app.conftest import run, snapshot
 from tests.app.engine.test_quantization import MEMORY
@@ -114,3 +114,11 @@ def test_a_stopped_replica_has_no_room() -> None:
     assert one["blocks"] == f"{half:,} of {whole.block_size} tokens"
     assert (one["tokens"], one["in use"]) == (f"{tokens:,} total", both["in use"])
     assert int(one["free"].replace(",", "")) == int(both["free"].replace(",", "")) - half
+
+
+def test_millions_of_blocks_fit_beside_the_size() -> None:
+    """A small model on a large GPU has them."""
+    scheme = SchemeView("int8", "", 2_112, 2_529_544)
+    assert costs(scheme, "", 26) == ["2.11 kB  2,529,544 blocks"]
+    assert costs(scheme, "", 24) == ["2.11 kB  2.53M blocks"]
+    assert costs(scheme, "0.312 ms", 24) == ["2.11 kB  2.53M blocks", "0.312 ms a step"]

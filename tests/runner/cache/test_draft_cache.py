@@ -9,11 +9,13 @@ import torch
 
 from engine import cache_plan
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName
+from engine.api.config import EngineConfig
 from engine.execution import budget
 from engine.execution.changes import Recache
 from engine.execution.draft import drafting
 from engine.execution.runner import ModelRunner
 from engine.kv.store import KVStore
+from engine.start import start
 from tests.runner.small import GREEDY, ask, drain, engine_on
 
 ROOM = 2_000_000
@@ -81,3 +83,19 @@ def test_what_the_old_caches_took_is_given_back_before_others_are_made(drafted: 
     with patch.object(budget, "give_back", give_back):
         runner.apply(Recache("int8"))
     assert freed == [[0, 0]]
+
+
+@pytest.mark.cuda
+def test_the_built_in_model_leaves_a_gpu_some_memory() -> None:
+    """Its draft model has a cache, too. Steps, and other programs, need what is left."""
+    engine = start(EngineConfig(model="pocket", device="cuda"))
+    free, total = torch.cuda.mem_get_info()
+    assert free > total / 10
+    params = GREEDY.changed(speculate="draft", max_tokens=8)
+    _, output = ask(engine, [1, 5, 6, 7], params)
+    drain(engine)
+    assert len(output.tokens) == 8
+    for scheme in KV_SCHEMES:
+        engine.runner.apply(Recache(scheme))
+        assert torch.cuda.mem_get_info()[0] > total / 10
+    engine.close()
