@@ -16,12 +16,14 @@ from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.ui.marks import shortened
+from minichat.ui.monitor import figures
 from minichat.ui.monitor.figures import token_rate
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
 
 _PAGE = 50  # older messages loaded at a time
 _FIGURES_EVERY = 0.5  # seconds
+_CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the machine sleeps
 _RATE_AFTER = 0.2  # seconds from the first token; an earlier rate depends on how tokens arrive
 
 
@@ -48,13 +50,23 @@ class PaneHead(Widget):
 
 
 class ChatTranscript(Transcript):
-    """Loads the older messages of its chat before it goes to the first one."""
+    """Loads the older messages of its chat before it goes to the first one, and dates them after midnight."""
 
     steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
 
     def __init__(self, glyphs: Glyphs, read_all: Callable[[], None]) -> None:
         super().__init__(glyphs)
         self._read_all = read_all
+        self._dated_at = figures.wall_clock()
+
+    def on_mount(self) -> None:
+        self.set_interval(_CALENDAR_EVERY, self._look_at_calendar)
+
+    def _look_at_calendar(self) -> None:
+        """Messages of today have no date in their headers."""
+        if figures.day(self._dated_at):
+            self._dated_at = figures.wall_clock()
+            self.refresh()
 
     def action_scroll_home(self) -> None:
         self._read_all()
