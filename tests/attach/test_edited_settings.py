@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,8 @@ def test_a_start_notes_the_settings_that_it_uses(
     monkeypatch.setenv("HOME", str(tmp_path))
     locate().settings.parent.mkdir(parents=True)
     locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
-    monkeypatch.setattr(subprocess, "Popen", lambda given, **more: started.append(given))
+    launched = "engine.host.launching.subprocess.Popen"  # its module must be imported before
+    monkeypatch.setattr(launched, lambda given, **more: started.append(given))
     started: list[list[str]] = []
     assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
     assert started[0][4:7] == [str(home_of(locate())), "main", "max_context,kv"]
