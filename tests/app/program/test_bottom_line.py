@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
-from tests.app.conftest import run
+from tests.app.conftest import run, snapshot
 
 
 @run
@@ -141,3 +142,16 @@ async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -
         await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
+
+
+@run
+async def test_the_keys_of_the_focus_come_before_where_the_engine_runs(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()], elsewhere="/run/user/1000/box.sock")
+    async with bench((80, 24), backend=backend) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        place = "attached to /run/user/1000/box.sock"
+        await it.until(lambda: place in keys() and "F1 help" in keys())
+        await it.pilot.press("alt+m")
+        await it.until(lambda: keys().startswith(" ready  ") and "Esc back" in keys() and place not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: place in keys())
