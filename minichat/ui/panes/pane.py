@@ -18,8 +18,10 @@ from minichat.session.decoding import strategy
 from minichat.ui.marks import shortened
 from minichat.ui.monitor import figures
 from minichat.ui.monitor.figures import token_rate
+from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
+from minichat.ui.transcript.bindings import FINDING
 from minichat.ui.transcript.entry import Spot
 from minichat.ui.transcript.view import Place
 
@@ -60,6 +62,10 @@ class ChatTranscript(Transcript):
         super().__init__(glyphs)
         self._read_all = read_all
         self._dated_at = figures.wall_clock()
+
+    @property
+    def hints(self) -> Hints:
+        return FINDING if self._painter.find is not None else self.HINTS
 
     @property
     def left_at(self) -> tuple[int, Spot] | None:

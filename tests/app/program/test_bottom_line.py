@@ -155,3 +155,16 @@ async def test_the_keys_of_the_focus_come_before_where_the_engine_runs(bench: Ca
         await it.until(lambda: keys().startswith(" ready  ") and "Esc back" in keys() and place not in keys())
         await it.pilot.press("escape")
         await it.until(lambda: place in keys())
+
+
+@run
+async def test_in_a_searched_chat_it_has_the_keys_from_match_to_match(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.answered(await it.say("hello"), "a needle")
+        it.main.transcript.focus()
+        await it.until(lambda: "m menu" in keys() and "match" not in keys())
+        await it.pilot.press("ctrl+f", *"needle", "tab")
+        await it.until(lambda: "n N match" in keys() and "Esc close" in keys())
+        await it.pilot.press("escape", "tab")
+        await it.until(lambda: "m menu" in keys() and "match" not in keys())
