@@ -82,6 +82,7 @@ class FakeBackend:
         has_template: bool = True,
         trouble: EngineError | None = None,
         elsewhere: str = "",
+        starts: bool = True,
     ) -> None:
         self.replies: list[FakeReply] = []
         self.forgotten: list[str] = []  # keys of deleted chats
@@ -94,7 +95,7 @@ class FakeBackend:
         self.progress: Progress | None = None
         self.switched: list[str] = []  # requested models, in order
         self.unloadable: dict[str, EngineError] = {}  # errors by model name
-        self.elsewhere = elsewhere
+        self.elsewhere, self.starts = elsewhere, starts
         self.opens_thinking = False
         self.tags: dict[str, FakeReply] = {}  # replies by tag
         self.past: dict[str, Past] = {}  # replies of earlier screens

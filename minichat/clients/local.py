@@ -106,6 +106,10 @@ class LocalBackend:
         return ""
 
     @property
+    def starts(self) -> bool:
+        return True
+
+    @property
     def has_template(self) -> bool:
         return self._host.has_template
 

@@ -69,6 +69,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def starts(self) -> bool:
+        """Whether `switch` starts an engine that has ended, or only looks for one that runs."""
+        ...
+
+    @property
     def has_template(self) -> bool:
         """Whether it accepts messages, or text only."""
         ...

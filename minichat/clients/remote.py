@@ -31,6 +31,11 @@ _ASKED_AT_ONCE = 50_000  # tokens
 class Home(Protocol):
     """Starts the engine, and detects its end."""
 
+    @property
+    def starts(self) -> bool:
+        """Whether `ensure` starts it if it is not running; otherwise it raises."""
+        ...
+
     async def ensure(self, progress: Progress) -> None:
         """Make sure that the engine is running and ready, or raise."""
         ...
@@ -128,6 +133,10 @@ class RemoteBackend:
     @property
     def elsewhere(self) -> str:
         return self._address.words
+
+    @property
+    def starts(self) -> bool:
+        return self._home is not None and self._home.starts
 
     @property
     def has_template(self) -> bool:

@@ -114,7 +114,8 @@ def _fits(resident: Resident, options: argparse.Namespace, present: PresentOptio
     for word in serve_words(plain):
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if not present.has(name, word):
-            runs = f"runs without {word}"
+            now = " ".join(f"{option(name)}={value}" for value in present.values(name))
+            runs = f"runs with {now}, not {word}" if now else f"runs without {word}"
             if name == "quantization" and (converted := present.conversion):
                 runs = f"is being converted {converted}, so it will run without {word}"
             raise BadInput(f"the engine {resident.name} {runs}; {ways}")

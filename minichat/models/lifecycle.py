@@ -57,10 +57,11 @@ class EngineLifecycle:
         """How to get an engine again."""
         names = ("program.restart", "model.pick", "program.quit")
         again, other, leave = map(self.program.keys.name, names)
-        start, elsewhere = self.program.start, bool(self.program.backend.elsewhere)
+        start, backend = self.program.start, self.program.backend
         place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
-        if elsewhere:
-            return [f"Correct {place} and press {again}" if place else f"{again} reconnects"]
+        if backend.elsewhere:
+            does = "restarts the engine" if backend.starts else "reconnects"
+            return [f"Correct {place} and press {again}" if place else f"{again} {does}"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
         restart = [f"{again} restarts {what}"]

@@ -216,6 +216,10 @@ class Waiting:
     words: Sequence[str] | None  # of `serve`; None: do not start it
     configured: Sequence[str] = ()  # the names of those from config.toml
 
+    @property
+    def starts(self) -> bool:
+        return self.words is not None
+
     async def ensure(self, progress: Progress) -> None:
         resident, ours = self.resident, False
         while True:

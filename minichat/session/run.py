@@ -1,6 +1,7 @@
 """A running reply, and the interface of its view."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from minichat.session.decoding import ReplyLabel, strategy
 from minichat.session.reasoning import ReplyText
 from minichat.session.traces import Trace
 
-STATES: dict[Finish, State] = {
+_STATES: dict[Finish, State] = {
     Finish.STOP: "done",
     Finish.LENGTH: "stopped",
     Finish.ABORTED: "stopped",
@@ -28,6 +29,11 @@ _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens wit
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
 _SAMPLED = "sampled"  # beside a message's parameters while it streams: how, for the next screen
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
+
+
+def state_of(finish: Finish, why: str) -> State:
+    """`why`: what ended it; empty if the model did."""
+    return "stopped" if finish is Finish.STOP and why else _STATES[finish]
 
 
 class ConversationView(Protocol):
@@ -52,13 +58,14 @@ class Sample:
     decoding: float = 0.0  # as `RunningReply.decoding`
     finish: Finish | None = None
     error: str = ""
+    stop: str = ""  # as `RunningReply.stop`
     sampled: str = ""  # how, in words, once it has ended
 
     def take(self, delta: Delta) -> None:
         self.parts.push(delta.text)
         self.tokens += len(delta.tokens)
         self.finish, self.error = delta.finish or self.finish, delta.error
-        self.blocks, self.decoding = delta.blocks, delta.decoding
+        self.blocks, self.decoding, self.stop = delta.blocks, delta.decoding, delta.stop
 
     def stats(self, first: ReplyStats) -> ReplyStats:
         """Its own, once it has ended. `first`: those of the first sample, which has the same prompt."""
@@ -97,6 +104,7 @@ class RunningReply:
     copied: int = 0  # tokens of the reply that it was forked from
     blocks: int = 0  # the last known number of its blocks
     finish: Finish | None = None  # once it has ended
+    stop: str = ""  # the stop text that ended it
     taken: str = ""  # "preempted" or "swapped" while the engine has taken them
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
@@ -189,7 +197,7 @@ class RunningReply:
             elif delta.finish:
                 self.blocks, self.decoding = delta.blocks, delta.decoding
                 self.loaded = delta.loaded, delta.tier, delta.saved
-                self.speculation = delta.speculation
+                self.speculation, self.stop = delta.speculation, delta.stop
         return [delta for delta in batch if not delta.choice]
 
     def _sample(self) -> Sample:
@@ -206,8 +214,8 @@ class RunningReply:
                 each.parts.flush()
                 stats = message.stats and each.stats(message.stats)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
-                error = each.error or self.why(each.finish)
-                found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
+                error = each.error or self.why(each.finish, each.stop)
+                found.append(replace(other, state=state_of(each.finish, error), stats=stats, error=error))
         return found
 
     def ended_by(self, trouble: EngineError) -> tuple[Finish, str]:
@@ -221,13 +229,17 @@ class RunningReply:
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
         """The final message of the reply."""
-        error = error or self.why(finish)
+        error = error or self.why(finish, self.stop)
         params = {name: value for name, value in (message.params or {}).items() if name != _SAMPLED}
-        ended = replace(message, state=STATES[finish], error=error, stats=stats, refused=self.refused)
+        ended = replace(
+            message, state=state_of(finish, error), error=error, stats=stats, refused=self.refused
+        )
         return replace(ended, params=params)
 
-    def why(self, finish: Finish) -> str:
+    def why(self, finish: Finish, stop: str) -> str:
         """What ended the reply, if neither the user nor the model did."""
+        if finish is Finish.STOP:
+            return f"stop text {json.dumps(stop, ensure_ascii=False)} reached" if stop else ""
         if finish is not Finish.LENGTH:
             return self.reason
         most = self.sent.max_tokens

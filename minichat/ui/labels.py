@@ -131,7 +131,8 @@ def footer(
     stop = () if leaves or back else ("reply.stop",)
     urgent = stop if active.streaming else ("reply.retry",) if _retriable(context) else ()
     replies = _keys(context, [each for each in footers if each.id in urgent])
-    return (*(_hint(key, label, keys) for key, label in here), *closes, *replies, *everywhere)
+    local = (*(_hint(key, label, keys) for key, label in here), *closes, *replies)
+    return (*(key._replace(here=True) for key in local), *everywhere)
 
 
 def _keys(context: Context, commands: Sequence[ScreenCommand]) -> tuple[Key, ...]:

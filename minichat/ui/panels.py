@@ -56,6 +56,11 @@ class Panels:
     def drawer_open(self) -> bool:
         return self._open is not None and not self.side_fills
 
+    @property
+    def chats_shown(self) -> bool:
+        """Whether no panel covers them."""
+        return self._chats.display
+
     def lay_out(self, plan: Layout) -> None:
         """Apply a layout."""
         for each in self.all:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,8 @@ def test_a_start_notes_the_settings_that_it_uses(
     monkeypatch.setenv("HOME", str(tmp_path))
     locate().settings.parent.mkdir(parents=True)
     locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
-    monkeypatch.setattr(subprocess, "Popen", lambda given, **more: started.append(given))
+    launched = "engine.host.launching.subprocess.Popen"  # its module must be imported before
+    monkeypatch.setattr(launched, lambda given, **more: started.append(given))
     started: list[list[str]] = []
     assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
     assert started[0][4:7] == [str(home_of(locate())), "main", "max_context,kv"]
@@ -120,8 +120,8 @@ def test_a_conversion_changes_the_options_that_it_has(
     run: Run, resident: Resident, shot: dict[str, Any]
 ) -> None:
     shot |= {"quantization": "bf16", "kv_scheme": "int8"}
-    for word in ("--quantization=none", "--kv=fp8"):
-        says = f"minichat: the engine main runs without {word}; {WAYS}\n"
+    for word, now in ("--quantization=none", "--quantization=bf16"), ("--kv=fp8", "--kv=int8"):
+        says = f"minichat: the engine main runs with {now}, not {word}; {WAYS}\n"
         assert run("up", "--no-screen", word) == (2, "", says)
     code, _, err = run("up", "--no-screen", "--quantization=bf16", "--kv=int8")
     assert (code, err) == (0, f"minichat: {resident.goes_on}\n")
@@ -185,8 +185,11 @@ def test_limits_of_latency_may_have_changed(run: Run, resident: Resident, shot: 
     latency = "up", "--no-screen", "--policy=latency"
     assert run(*latency, "--target-ms=250", "--max-slowdown=2").code == 0
     shot |= {"latency_target": 0.3, "max_slowdown": None}
-    for word in ("--target-ms=250.0", "--max-slowdown=2.0"):
-        assert f"runs without {word};" in run(*latency, word).err
+    for word, runs in (
+        ("--target-ms=250.0", "runs with --target-ms=300.0, not --target-ms=250.0;"),
+        ("--max-slowdown=2.0", "runs without --max-slowdown=2.0;"),
+    ):
+        assert runs in run(*latency, word).err
     assert run(*latency, "--target-ms=300").code == 0
 
 
@@ -198,7 +201,9 @@ def test_adapters_may_have_been_loaded_or_dropped(
     for there in ("b=org/b", "c=org/any", f"c={tmp_path / 'sql'}"):
         assert run("up", "--no-screen", f"--adapter={there}").code == 0
     for missing in ("a=org/a", "b=org/other", f"c={tmp_path / 'else'}", "d=org/d"):
-        assert run("up", "--no-screen", f"--adapter={missing}").code == 2
+        code, _, err = run("up", "--no-screen", f"--adapter={missing}")
+        assert code == 2
+        assert f"main runs with --adapter=b=org/b --adapter=c=sql, not --adapter={missing};" in err
 
 
 def test_a_screen_restarts_with_options_that_its_engine_has(

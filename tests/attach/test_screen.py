@@ -24,7 +24,7 @@ __all__ = ["bench"]
 
 
 def elsewhere(**more: Any) -> FakeBackend:
-    return FakeBackend([snapshot()], elsewhere="box:8000", **more)
+    return FakeBackend([snapshot()], elsewhere="box:8000", starts=False, **more)
 
 
 def lost(why: str = "the connection was lost", *, ended: bool = False) -> LinkLost:

@@ -8,9 +8,10 @@ import pytest
 from engine.api.errors import EngineDead, EngineError
 from engine.api.events import FirstToken
 from engine.api.params import SamplingParams
+from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import LinkLost, Progress
 from minichat.models.residents import Resident, Waiting
-from tests.app.conftest import bench, run
+from tests.app.conftest import bench, run, snapshot
 from tests.attach.conftest import Attached, attached, no_progress
 from tests.attach.test_screen import back, elsewhere
 from tests.server.conftest import Served, dry, serving
@@ -22,6 +23,8 @@ STOPPED = "it was stopped; start it again"
 
 class StoppedHome:
     """The home of an engine that does not run any more once its server has said so."""
+
+    starts = False
 
     def __init__(self) -> None:
         self.runs = True
@@ -98,6 +101,17 @@ async def test_nothing_is_sent_to_an_engine_that_is_being_stopped(bench: Callabl
         await it.until(lambda: STOPPED not in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 3)
+
+
+@run
+async def test_a_screen_that_starts_its_engine_says_so(bench: Callable[..., Any]) -> None:
+    """F5 starts another one, where `minichat up` has opened the screen."""
+    backend = FakeBackend([snapshot()], elsewhere="engine main", starts=True)
+    async with bench((120, 30), backend=backend) as it:
+        await it.answered(await it.say("hello"))
+        backend.emit(LinkLost(0, 1.0, STOPPED, ended=True))
+        await it.until(lambda: f"F5 restarts the engine  |  {STOPPED}" in it.screen_text())
+        assert it.app.lifecycle.refusal == "There is no engine. F5 restarts the engine"
 
 
 def test_what_to_do_about_a_stopped_engine(tmp_path: Any) -> None:

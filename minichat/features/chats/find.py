@@ -87,7 +87,10 @@ class FindCloser:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        context.leaving.append(Leaving(lambda: bool(self._opened()), self._close))
+        context.leaving.append(Leaving(self._shown, self._close))
+
+    def _shown(self) -> bool:
+        return self._context.panels.chats_shown and bool(self._opened())
 
     def _opened(self) -> list[FindBar]:
         return [bar for bar in self._context.workspace.pane.query(FindBar) if bar.display]

@@ -34,7 +34,10 @@ class Picking:
         context.signals.snapshot.connect(self._see)
         context.signals.chat_changed.connect(self.end)
         context.signals.replaced.connect(self.end)
-        context.leaving.append(Leaving(lambda: self._walk is not None, self.end))
+        context.leaving.append(Leaving(self._shown, self.end))
+
+    def _shown(self) -> bool:
+        return self._walk is not None and self._context.panels.chats_shown
 
     def _changed(self, conversation: Conversation) -> None:
         """End the walk when a new reply streams, because its tokens differ."""

@@ -1,6 +1,7 @@
 """The two lines below the map: what its colors mean, and the number of blocks in each state."""
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 from rich.style import Style
@@ -43,7 +44,7 @@ def legend(
         if held[code]:
             _, style = shades.swatch(State.USED, code, BRIGHT - 1)
             parts.append(((signs.swatch, style), (f" {owners[code].name} {held[code]:,}  ", "value")))
-    return _fitting(parts or [(("nothing in use", "muted"),)], width)
+    return _fitting(parts or [(("nothing in use", "muted"),)], width, signs.cut)
 
 
 def tier_legend(
@@ -65,7 +66,7 @@ def tier_legend(
         parts.append(
             ((signs.swatch if halves else letter, style), (f" {words} {counts[value]:,}  ", "value"))
         )
-    return _fitting(parts or [(("nothing in use or cached", "muted"),)], width)
+    return _fitting(parts or [(("nothing in use or cached", "muted"),)], width, signs.cut)
 
 
 def totals(
@@ -104,7 +105,7 @@ def totals(
         )
         for tier in shot.tiers
     ]
-    return _fitting(parts, width)
+    return _fitting(parts, width, signs.cut)
 
 
 def _cached(codes: np.ndarray, tint: Tint, shades: Shades, signs: Signs) -> Row:
@@ -119,13 +120,10 @@ def _cached(codes: np.ndarray, tint: Tint, shades: Shades, signs: Signs) -> Row:
     return (*list(letters.items())[:_CHATS], *more)
 
 
-def _fitting(parts: Sequence[Row], width: int) -> Row:
-    """The parts that fit completely."""
-    row: list[Span] = [(" ", "")]
-    used = 1
-    for part in parts:
-        used += sum(len(text) for text, _ in part)
-        if used > width + 2:  # its trailing blanks may overflow
-            break
-        row += part
-    return tuple(row)
+def _fitting(parts: Sequence[Row], width: int, cut: str) -> Row:
+    """The parts that fit completely, and a sign if there are more."""
+    ends = [*accumulate(sum(len(text) for text, _ in part) for part in parts)]
+    if 1 + ends[-1] <= width + 2:  # the trailing blanks of the last one may overflow
+        return ((" ", ""), *chain(*parts))
+    count = sum(2 + end <= width for end in ends)
+    return ((" ", ""), *chain(*parts[:count]), (cut, "muted"))

@@ -13,6 +13,7 @@ from minichat.ui.monitor.bindings import MAXIMIZE, down, up
 from minichat.ui.monitor.figures import request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Signs, clip
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _SEEN = 4  # updates that a change of phase stays marked
 _LOOKS = {"decode": "good", "prefill": "second", "waiting": "muted", "preempted": "warn", "swapped": "warn"}
@@ -61,13 +62,6 @@ class Queues(Pane):
     """One line per request; one of them is selected."""
 
     number, title = 2, "queues"
-    HINTS = (
-        ("monitor.up monitor.down", "select"),
-        ("monitor.abort", "abort"),
-        ("monitor.preempt", "preempt"),
-        MAXIMIZE,
-        ("Esc", "back"),
-    )
     BINDINGS: ClassVar[list[BindingType]] = [
         up("select(-1)"),
         down("select(1)"),
@@ -97,6 +91,18 @@ class Queues(Pane):
         self._top = 0
         self._phases: dict[int, tuple[str, int]] = {}  # phase, and updates left to mark its change
         self._most = 0  # most requests so far: keeps the panes from moving with each request
+        self._hinted: Hints = ()
+
+    @property
+    def hints(self) -> Hints:
+        """The keys that work on the selected request."""
+        requests = self.snapshot.requests if self.snapshot is not None else ()
+        if not requests:
+            return self.HINTS
+        running = requests[self._place].phase in ("prefill", "decode")
+        preempts = (("monitor.preempt", "preempt"),) if running else ()
+        keys = ("monitor.up monitor.down", "select"), ("monitor.abort", "abort"), *preempts
+        return (*keys, MAXIMIZE, ("Esc", "back"))
 
     @property
     def selected(self) -> int | None:
@@ -119,6 +125,12 @@ class Queues(Pane):
             self._place = min(self._place, max(0, len(ids) - 1))
             self._selected = ids[self._place] if ids else None
         super().update_from(snapshot, owners)
+        self._tell_hints()
+
+    def _tell_hints(self) -> None:
+        if self.hints != self._hinted:
+            self._hinted = self.hints
+            self.post_message(HintsChanged())
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
@@ -161,6 +173,7 @@ class Queues(Pane):
             self._place = min(max(self._place + by, 0), len(self.snapshot.requests) - 1)
             self._selected = self.snapshot.requests[self._place].id
             self.draw()
+            self._tell_hints()
 
     def abort_selected(self) -> bool:
         """Return whether there was one."""

@@ -17,6 +17,7 @@ class Key(NamedTuple):
     label: str
     command: str = ""  # a command's id
     pressed: str = ""
+    here: bool = False  # it acts on what has the focus, or on the reply
 
 
 Hints = tuple[tuple[str, str], ...]  # binding ids or key names, each with a label
@@ -42,7 +43,10 @@ class HintsChanged(Message):
 
 
 class KeyBar(Widget):
-    """State at the left, keys at the right. Keys that do not fit are left out, the last first."""
+    """State at the left, keys at the right. Keys that do not fit are left out, the last first.
+
+    What is about the engine is left out before the keys of the focus.
+    """
 
     trouble: reactive[str] = reactive("loading", layout=False)  # why the engine is unavailable
     work: reactive[str] = reactive("", layout=False)  # what the engine does
@@ -65,12 +69,11 @@ class KeyBar(Widget):
         self._spans: list[tuple[int, int, Key]] = []  # start column, end column
 
     def render(self) -> Content:
-        words = self.trouble or "  ".join(filter(None, (self.lack or self.work, self.about)))
-        faulty = self.fault or (self.lack and not self.trouble)
-        state = Content.styled(f" {words}", "bold $text-error" if faulty else "$text-muted")
-        if self.unsaved:
-            state = Content.assemble(state, ("  chats are not saved", "bold $text-error"))
+        state = self._state(self.about)
         fitting = self._fitting(self.size.width - state.cell_length - 2)
+        if any(key.here for key in self.keys[len(fitting) :]):
+            state = self._state("")
+            fitting = self._fitting(self.size.width - state.cell_length - 2)
         taken = sum(len(key.written) + len(key.label) + 3 for key in fitting)
         shown, column = [], self.size.width - taken
         self._spans = []
@@ -81,6 +84,14 @@ class KeyBar(Widget):
             self._spans.append((column, column + width + 1, key))
             column += width + 3
         return Content.assemble(state, " " * max(self.size.width - taken - state.cell_length, 1), *shown)
+
+    def _state(self, about: str) -> Content:
+        words = self.trouble or "  ".join(filter(None, (self.lack or self.work, about)))
+        faulty = self.fault or (self.lack and not self.trouble)
+        state = Content.styled(f" {words}", "bold $text-error" if faulty else "$text-muted")
+        if self.unsaved:
+            state = Content.assemble(state, ("  chats are not saved", "bold $text-error"))
+        return state
 
     def _fitting(self, room: int) -> list[Key]:
         fitting = []

@@ -16,12 +16,18 @@ from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.ui.marks import shortened
+from minichat.ui.monitor import figures
 from minichat.ui.monitor.figures import token_rate
+from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
+from minichat.ui.transcript.bindings import FINDING
+from minichat.ui.transcript.entry import Spot
+from minichat.ui.transcript.view import Place
 
 _PAGE = 50  # older messages loaded at a time
 _FIGURES_EVERY = 0.5  # seconds
+_CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the machine sleeps
 _RATE_AFTER = 0.2  # seconds from the first token; an earlier rate depends on how tokens arrive
 
 
@@ -48,13 +54,41 @@ class PaneHead(Widget):
 
 
 class ChatTranscript(Transcript):
-    """Loads the older messages of its chat before it goes to the first one."""
+    """Loads the older messages of its chat before it goes to the first one, and dates them after midnight."""
 
     steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
 
     def __init__(self, glyphs: Glyphs, read_all: Callable[[], None]) -> None:
         super().__init__(glyphs)
         self._read_all = read_all
+        self._dated_at = figures.wall_clock()
+
+    @property
+    def hints(self) -> Hints:
+        return FINDING if self._painter.find is not None else self.HINTS
+
+    @property
+    def left_at(self) -> tuple[int, Spot] | None:
+        """The message and the line at the top; None while the end is followed."""
+        if self.following or not self._view.entries:
+            return None
+        place = self._view.place(self._window.top)
+        return place.entry.message.id, place.spot
+
+    def go_back(self, message: int, spot: Spot) -> None:
+        """Scroll to a line that was at the top, unless a match is shown."""
+        entry = next((each for each in self._view.entries if each.message.id == message), None)
+        if entry is not None and not self._window.revealed:
+            self.scroll_to(y=self._view.line(Place(entry, spot)))
+
+    def on_mount(self) -> None:
+        self.set_interval(_CALENDAR_EVERY, self._look_at_calendar)
+
+    def _look_at_calendar(self) -> None:
+        """Messages of today have no date in their headers."""
+        if figures.day(self._dated_at):
+            self._dated_at = figures.wall_clock()
+            self.refresh()
 
     def action_scroll_home(self) -> None:
         self._read_all()
@@ -84,13 +118,14 @@ class ChatPane(Vertical):
         conversation: Conversation,
         glyphs: Glyphs,
         below: Sequence[Callable[["ChatPane"], Widget]] = (),
+        left_at: tuple[int, Spot] | None = None,
     ) -> None:
-        """`below`: widgets of features for each pane."""
+        """`below`: widgets of features for each pane. `left_at`: of the chat's pane before."""
         super().__init__()
         self.conversation = conversation
         self._figured = 0.0
         self._taken = ""  # `taken` of the running reply in the last snapshot
-        self._below = below
+        self._below, self._left_at = below, left_at
         self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all)
         self.divergence = Static(classes="divergence")
 
@@ -105,6 +140,13 @@ class ChatPane(Vertical):
         self.conversation.view = self
         self.show_messages()
         self.watch(self.transcript, "scroll_y", self._reach_back, init=False)
+        if self._left_at is not None:
+            self.call_after_refresh(self._go_back, *self._left_at)
+
+    def _go_back(self, message: int, spot: Spot) -> None:
+        if not any(each.id == message for each in self.conversation.messages):
+            self._read_all()
+        self.transcript.go_back(message, spot)
 
     def on_unmount(self) -> None:
         if self.conversation.view is self:

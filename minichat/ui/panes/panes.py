@@ -9,6 +9,7 @@ from engine.api.snapshot import Snapshot
 from minichat.session.conversation import Conversation
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.transcript import Glyphs
+from minichat.ui.transcript.entry import Spot
 
 _KEPT = 6  # most panes kept: a change of the terminal's focus restyles every widget
 
@@ -22,6 +23,7 @@ class Panes(Horizontal):
         super().__init__(id=id)
         self._glyphs, self._below = glyphs, below
         self._panes: dict[int, ChatPane] = {}  # by chat, most recently shown last
+        self._left_at: dict[int, tuple[int, Spot] | None] = {}  # where those of other chats were
 
     @property
     def all(self) -> list[ChatPane]:
@@ -56,13 +58,13 @@ class Panes(Horizontal):
     def _forget(self, chat_id: int) -> None:
         """Remove a pane after the next layout: a dialog draws its background from the last one."""
         pane = self._panes.pop(chat_id)
+        self._left_at[chat_id] = pane.transcript.left_at
         pane.display = False
         self.call_after_refresh(pane.remove)
 
     def _mounted(self, conversation: Conversation, order: Sequence[Conversation]) -> ChatPane:
-        pane, after = (
-            ChatPane(conversation, self._glyphs, self._below),
-            order[order.index(conversation) + 1 :],
-        )
+        left_at = self._left_at.pop(conversation.chat.id, None)
+        pane = ChatPane(conversation, self._glyphs, self._below, left_at)
+        after = order[order.index(conversation) + 1 :]
         self.mount(pane, before=next((self.of(each) for each in after if each.chat.id in self._panes), None))
         return pane

@@ -30,12 +30,10 @@ KEYS: list[BindingType] = [
     Binding("shift+end", "select_edge(1)", "Select to line end", id="transcript.select_end", show=False),
 ]
 
-HINTS: Hints = (
-    ("transcript.menu", "menu"),
-    ("transcript.next", "message"),
-    (
-        "transcript.select_left transcript.select_right transcript.select_up transcript.select_down",
-        "select",
-    ),
+_MENU = ("transcript.menu", "menu")
+_SELECT = (
+    ("transcript.select_left transcript.select_right transcript.select_up transcript.select_down", "select"),
     ("transcript.copy", "copy"),
 )
+HINTS: Hints = (_MENU, ("transcript.next", "message"), *_SELECT)
+FINDING: Hints = (("transcript.find_next transcript.find_previous", "match"), _MENU, *_SELECT)  # in a search

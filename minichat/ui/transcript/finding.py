@@ -13,6 +13,7 @@ from minichat.ui.transcript.view import Place, View
 _TOKEN = re.compile(r"[^\W_]+|\s+|[*_`~]+|[^\w\s]")
 _BLANK = r"(?:[^\S\n]|\n(?![^\S\n]{0,80}\n)){1,80}+"  # within a paragraph
 _MARKUP = r"[*_`~]{0,6}+"  # Markdown's, which is not drawn
+_INSIDE = r"[*`~]{0,6}+"  # the same within a word, where _ is drawn
 _AT_ONCE = 100_000  # characters to search before looking at the time: a fraction of a millisecond
 
 
@@ -24,13 +25,17 @@ class Hit(NamedTuple):
 def _form(before: str, token: str) -> str:
     """What matches a token after another one, with the markup between them."""
     markup = _MARKUP if before and before[0] not in "*_`~" and token[0] not in "*_`~" else ""
-    return markup + (_BLANK if token.isspace() else re.escape(token))
+    return markup + (_BLANK if token.isspace() else _INSIDE.join(map(re.escape, token)))
+
+
+def _without_markup(text: str) -> str:
+    return text.replace("*", "").replace("`", "").replace("~", "")
 
 
 class Find:
     """A case-insensitive search in the text of messages.
 
-    Between words it finds what is drawn, not what is written: emphasis and line breaks do not matter there.
+    It finds what is drawn, not what is written: emphasis does not matter, nor do line breaks between words.
     """
 
     def __init__(self, view: View, text: str) -> None:
@@ -39,11 +44,12 @@ class Find:
         tokens = _TOKEN.findall(text)
         self._plain = len(tokens) == 1
         self._pattern = re.compile("".join(map(_form, ["", *tokens], tokens)), re.IGNORECASE)
+        self._exact = re.compile(re.escape(text), re.IGNORECASE)
         self.current: Hit | None = None
 
-    def ranges(self, drawn: RenderedLeaf) -> list[tuple[int, int]]:
+    def ranges(self, entry: Entry, drawn: RenderedLeaf) -> list[tuple[int, int]]:
         """The matches in the visible text of a leaf."""
-        return [found.span() for found in self._pattern.finditer(drawn.plain)]
+        return [found.span() for found in self._pattern_for(entry).finditer(drawn.plain)]
 
     def step(self, by: int) -> bool:
         """Go to the next or previous hit, wrapping around. Return False if there is none."""
@@ -100,15 +106,22 @@ class Find:
         leaf = document.leaf_at(self.current.offset)
         begin = document.leaves[leaf].start
         drawn = document.sheet(leaf).drawn
-        rank = len(self._pattern.findall(document.text[begin : self.current.offset]))
-        ranges = self.ranges(drawn)
+        rank = len(self._pattern_for(entry).findall(document.text[begin : self.current.offset]))
+        ranges = self.ranges(entry, drawn)
         rank = min(rank, len(ranges) - 1)
         row = row_of(drawn, ranges[rank][0]) if ranges else 0
         return Place(entry, Spot(EntryPart.BODY, leaf, row)), rank
 
+    def _pattern_for(self, entry: Entry) -> re.Pattern[str]:
+        """In the user's own messages all is drawn."""
+        return self._exact if entry.message.role == "user" else self._pattern
+
     def _as_written(self, entry: Entry) -> bool:
-        """Whether the needle is looked for as it is: in the user's own messages all is drawn."""
-        return self._plain or entry.message.role == "user"
+        """Whether the needle is looked for as it is, which is faster: no word has markup inside."""
+        if entry.message.role == "user":
+            return True
+        text = entry.text.lower()
+        return self._plain and _without_markup(text).count(self._needle) <= text.count(self._needle)
 
     def _count(self, entry: Entry) -> int:
         if self._as_written(entry):
@@ -119,12 +132,12 @@ class Find:
         entry = self._view.entries[index]
         text = entry.text
         if not self._as_written(entry):
-            return [found.start() for found in self._pattern.finditer(text)]
+            return [found.start() for found in self._pattern_for(entry).finditer(text)]
         lower = text.lower()
         if self._needle not in lower:
             return []
         if len(lower) != len(text):  # a letter whose lower case has two characters
-            return [found.start() for found in self._pattern.finditer(text)]
+            return [found.start() for found in self._pattern_for(entry).finditer(text)]
         offsets, at = [], lower.find(self._needle)
         while at >= 0:
             offsets.append(at)

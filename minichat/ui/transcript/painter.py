@@ -66,7 +66,7 @@ class Painter:
                     return self._canvas.strip(sheet, place.spot.row)
         row, drawn = self.row(place)
         if self.find is not None:
-            for index, (start, end) in enumerate(self.find.ranges(drawn)):
+            for index, (start, end) in enumerate(self.find.ranges(place.entry, drawn)):
                 here = self.current == (place.key, index)
                 row = marked(row, start, end, "current" if here else "found")
         for start, end, look in picked:

@@ -46,6 +46,20 @@ async def test_a_truncated_reply_shows_why(bench: Callable[..., Any], most: int 
 
 
 @run
+async def test_a_reply_that_a_stop_text_ended_names_it(bench: Callable[..., Any]) -> None:
+    async with bench(params=SamplingParams(stop=("\n\n", "END"), n=2)) as it:
+        reply = await it.say("hello")
+        reply.send(Delta(reply.id, (1,), "another", choice=1))
+        reply.send(Delta(reply.id, finish=Finish.STOP, choice=1, left=1, stop="\n\n"))
+        reply.send(Delta(reply.id, (1,), "There once was"))
+        reply.send(Delta(reply.id, finish=Finish.STOP, stop="END"))
+        await it.until(lambda: 'stopped: stop text "END" reached' in it.screen_text())
+        first, second = [each.chat.messages[-1] for each in it.app.chats]
+        assert (first.text, first.state) == ("There once was", "stopped")
+        assert (second.text, second.error) == ("another", 'stop text "\\n\\n" reached')
+
+
+@run
 async def test_the_next_turn_includes_the_conversation(bench: Callable[..., Any]) -> None:
     async with bench(system="be brief") as it:
         await it.answered(await it.say("one"), "first")

@@ -67,6 +67,23 @@ async def test_it_replaces_what_covers_the_chat(bench: Callable[..., Any], opene
 
 
 @run
+@pytest.mark.parametrize(("size", "covers"), [((80, 24), ["f2"]), *soak(((120, 40), ["alt+m", "1"]))])
+async def test_esc_closes_what_is_seen_before_it(
+    bench: Callable[..., Any], size: tuple[int, int], covers: list[str]
+) -> None:
+    """The monitor hides the chat, and the bar with it."""
+    async with bench(size) as it:
+        await it.answered(await it.say("hello"), "a needle")
+        await it.pilot.press("ctrl+f", *"needle", *covers)
+        await it.until(lambda: not it.main.query_one("#panes").display)
+        await it.pilot.press("escape")
+        await it.until(lambda: " find needle" in it.screen_text() and "1 of 1" in it.screen_text())
+        it.main.prompt.focus()  # beside the chat, the monitor still has the focus
+        await it.pilot.press("escape")
+        await it.until(lambda: " find needle" not in it.screen_text())
+
+
+@run
 @pytest.mark.parametrize("state", ["active", "open", "closed"])
 async def test_a_message_found_in_all_chats_is_shown_where_it_matches(
     bench: Callable[..., Any], state: str

@@ -1,5 +1,6 @@
 """Output of other programs on the terminal is removed by a full redraw."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -62,3 +63,25 @@ async def test_the_palette_offers_it(bench: Callable[..., Any], cells: Cells) ->
         await it.until(lambda: "Redraw the screen" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: it.app.screen is it.main and cells.lines[3][50] != ("x", ""))
+
+
+@run
+async def test_messages_get_their_date_when_the_day_ends(
+    bench: Callable[..., Any], cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.ui.panes.pane._CALENDAR_EVERY", 0.01)
+    noon = 1_795_608_000.0
+    times = {"now": noon}
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: times["now"])
+    async with bench(SIZE, frames=True, wall_clock=lambda: noon) as it:
+        await it.answered(await it.say("hello"))
+        clock = time.strftime("%H:%M", time.localtime(noon))
+
+        def heads() -> list[str]:
+            lines = ["".join(character for character, _ in line) for line in cells.lines]
+            return [line.split("you")[1].strip() for line in lines if "▌ you" in line]
+
+        await it.until(lambda: heads() == [clock])
+        times["now"] += 86_400
+        date = time.strftime("%b ", time.localtime(noon)) + str(time.localtime(noon).tm_mday)
+        await it.until(lambda: heads() == [f"{date} {clock}"])

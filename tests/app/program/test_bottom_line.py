@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
-from tests.app.conftest import run
+from tests.app.conftest import run, snapshot
 
 
 @run
@@ -141,3 +142,29 @@ async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -
         await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
+
+
+@run
+async def test_the_keys_of_the_focus_come_before_where_the_engine_runs(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()], elsewhere="/run/user/1000/box.sock")
+    async with bench((80, 24), backend=backend) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        place = "attached to /run/user/1000/box.sock"
+        await it.until(lambda: place in keys() and "F1 help" in keys())
+        await it.pilot.press("alt+m")
+        await it.until(lambda: keys().startswith(" ready  ") and "Esc back" in keys() and place not in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: place in keys())
+
+
+@run
+async def test_in_a_searched_chat_it_has_the_keys_from_match_to_match(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.answered(await it.say("hello"), "a needle")
+        it.main.transcript.focus()
+        await it.until(lambda: "m menu" in keys() and "match" not in keys())
+        await it.pilot.press("ctrl+f", *"needle", "tab")
+        await it.until(lambda: "n N match" in keys() and "Esc close" in keys())
+        await it.pilot.press("escape", "tab")
+        await it.until(lambda: "m menu" in keys() and "match" not in keys())

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from engine.api.speculation import Speculation
 from minichat.ui.monitor import Queues
+from minichat.ui.panes.keybar import HintsChanged
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, received, staged
 
@@ -136,3 +137,22 @@ async def test_the_selected_line_is_visible() -> None:
         await pilot.click(Queues, offset=(5, 4))
         assert queues.selected == 17
         assert "16 more" in lines(queues)[0]
+
+
+async def test_only_keys_that_work_on_the_selected_request_are_named() -> None:
+    queues = Queues()
+    async with staged(queues, (60, 8)) as pilot:
+        for requests, labels in (
+            ((), ["pane", "pause", "faster", "slower", "back"]),
+            ((DECODE,), ["select", "abort", "preempt", "pane", "back"]),
+            ((PREFILL,), ["select", "abort", "preempt", "pane", "back"]),
+            ((WAITING,), ["select", "abort", "pane", "back"]),
+        ):
+            queues.update_from(snapshot(64, requests), OWNERS)
+            await pilot.pause()
+            assert [label for _, label in queues.hints] == labels
+        assert len(received(pilot, HintsChanged)) == 3
+        queues.update_from(snapshot(64, (WAITING, DECODE)), OWNERS)
+        await pilot.press("down")
+        assert "preempt" in dict(map(reversed, queues.hints))
+        assert len(received(pilot, HintsChanged)) == 4

@@ -15,7 +15,7 @@ from tests.cases import case
 from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
 
 MESSAGES = [
-    reply(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **app**le", number) for number in range(10)
+    reply(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **pl**um", number) for number in range(10)
 ]
 
 
@@ -107,6 +107,27 @@ async def test_words_are_found_as_they_are_drawn() -> None:
                 assert reader.transcript.find_count == (1, count, True)
                 assert "".join(marked(reader, "current")) == drawn
         assert not reader.transcript.find("too. values"), "two paragraphs"
+
+
+@scene
+async def test_a_word_with_markup_inside_is_found_as_it_is_drawn() -> None:
+    text = "apple, **app**le\n\nA `block`s **K**ey-**V**alue ***c***ache, snake_case"
+    async with reading() as reader:
+        reader.transcript.show([reply(text, 1), user("**app**le", 2)], "a")
+        await reader.settled()
+        for words, count, drawn in (
+            ("APPLE", 2, "apple"),
+            ("blocks", 1, "blocks"),
+            ("key", 1, "Key"),
+            ("key-value cache", 1, "Key-Value cache"),
+        ):
+            with case(words):
+                assert reader.transcript.find(words)
+                await reader.settled()
+                assert reader.transcript.find_count == (1, count, True)
+                assert "".join(marked(reader, "current")) == drawn
+                assert not any("**" in each for each in marked(reader, "found"))
+        assert not reader.transcript.find("snakecase"), "its underscore is drawn"
 
 
 @given(
