@@ -210,6 +210,8 @@ class Throughput:
     # that it computes and one that this sees.
     contexts: tuple[tuple[int, float], ...] = ()
     pairs: tuple[tuple[int, float], ...] = ()
+    adapters: float = 0.0  # bytes of LoRA adapters that a step reads
+    adapted: float = 0.0  # operations of a step's tokens with them
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
             step_tokens=_mean((shot.rates.step_tokens, shot.rates.steps) for shot in shots),
             contexts=_by_window([(shot.rates.contexts, shot.rates.steps) for shot in shots]),
             pairs=_by_window([(shot.rates.pairs, shot.rates.steps) for shot in shots]),
+            adapters=_mean((shot.rates.adapters, shot.rates.steps) for shot in shots),
+            adapted=_mean((shot.rates.adapted, shot.rates.steps) for shot in shots),
         ),
         pace=sum(shot.pace for shot in ready if shot.rates.steps) or first.pace,
         step_times=StepTimes(

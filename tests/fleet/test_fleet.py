@@ -214,7 +214,7 @@ def test_the_age_of_a_block_is_in_steps_of_its_replica(fleet: Fleet) -> None:
 def test_rates_of_all_replicas_together(fleet: Fleet) -> None:
     """Means are over the steps, and the gain over the tokens of both replicas."""
     rates = (
-        Throughput(steps=10.0, contexts=((0, 100.0), (8, 8.0)), pairs=((0, 500.0), (8, 40.0))),
+        Throughput(steps=10.0, contexts=((0, 100.0), (8, 8.0)), pairs=((0, 500.0), (8, 40.0)), adapters=8.0),
         Throughput(steps=30.0, contexts=((0, 20.0), (8, 8.0)), pairs=((0, 20.0), (8, 8.0))),
     )
     drafts = (Speculation("exit", True, 10, 40, 30, 2.0, 10), Speculation("exit", True, 1, 4, 0, 0.5, 49))
@@ -223,6 +223,7 @@ def test_rates_of_all_replicas_together(fleet: Fleet) -> None:
     both = merged(shots, [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)])
     assert both.rates.contexts == ((0, 40.0), (8, 8.0))
     assert both.rates.pairs == ((0, 140.0), (8, 16.0))
+    assert both.rates.adapters == 2.0
     assert both.speculation == Speculation("exit", True, 11, 44, 30, 100 / (50 / 2 + 50 / 0.5), 59)
 
 
