@@ -227,6 +227,7 @@ class RankView:
     bubble: float = 0.0  # share of the time with steps in flight in which its stage had nothing to do
     traffic: float = 0.0  # bytes that it sends to the others per second with steps in flight
     load: Load | None = None  # of its GPU; None: not measured
+    weights: int = 0  # bytes of its share of the weights
 
 
 class ReplicaView(NamedTuple):

@@ -52,7 +52,7 @@ def snapshot(
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
     shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
-    sharing = ranks.views(info.device, memory.get("cache", 0))
+    sharing = ranks.views(info.device, memory)
     return Snapshot(
         at=now,
         step=scheduler.step,
