@@ -274,7 +274,7 @@ class Snapshot:
     waiting: int
     running: int
     preemptions: int
-    prefix_hit_rate: float  # share of admitted prompt tokens found in the cache
+    prefix_hit_rate: float  # share of `prompt_tokens` found in the cache
     rates: Throughput
     step_times: StepTimes
     ttft: Quantiles
@@ -309,6 +309,7 @@ class Snapshot:
     block_groups: int = 1  # of layers: each has its own blocks of the same `block_size` tokens
     context_bound: ContextBound = "model"  # what limits `max_context`
     vocab: int = 0  # tokens of the model
+    prompt_tokens: int = 0  # of all requests admitted so far
 
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""

@@ -74,7 +74,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         running=sum(shot.running for shot in shots),
         loading=sum(shot.loading for shot in shots),
         preemptions=sum(shot.preemptions for shot in shots),
-        prefix_hit_rate=_mean((shot.prefix_hit_rate, shot.finished) for shot in shots),
+        prefix_hit_rate=_mean((shot.prefix_hit_rate, shot.prompt_tokens) for shot in shots),
+        prompt_tokens=sum(shot.prompt_tokens for shot in shots),
         rates=Throughput(
             prefill=sum(shot.rates.prefill for shot in shots),
             decode=sum(shot.rates.decode for shot in shots),

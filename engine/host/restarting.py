@@ -36,7 +36,8 @@ class _Totals(NamedTuple):
     finished: int = 0
     preemptions: int = 0
     evictions: int = 0
-    hits: float = 0.0  # the shares that requests found in the prefix cache, summed over them
+    prompts: int = 0  # tokens
+    hits: float = 0.0  # those of them found in the prefix cache
 
     def plus(self, shot: Snapshot) -> "_Totals":
         return _Totals(
@@ -44,7 +45,8 @@ class _Totals(NamedTuple):
             self.finished + shot.finished,
             self.preemptions + shot.preemptions,
             self.evictions + shot.blocks.evictions,
-            self.hits + shot.prefix_hit_rate * shot.finished,
+            self.prompts + shot.prompt_tokens,
+            self.hits + shot.prefix_hit_rate * shot.prompt_tokens,
         )
 
 
@@ -135,7 +137,8 @@ class RestartingEngine(EngineClient):
             iteration_tokens=totals.iteration_tokens,
             finished=totals.finished,
             preemptions=totals.preemptions,
-            prefix_hit_rate=totals.hits / totals.finished if totals.finished else last.prefix_hit_rate,
+            prefix_hit_rate=totals.hits / max(1, totals.prompts),
+            prompt_tokens=totals.prompts,
             blocks=replace(last.blocks, evictions=totals.evictions),
         )
 

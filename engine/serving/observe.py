@@ -80,6 +80,7 @@ def snapshot(
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
+        prompt_tokens=scheduler.prompt_tokens,
         rates=meters.rates(now),
         step_times=meters.times(),
         pace=meters.pace(),

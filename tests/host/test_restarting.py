@@ -88,11 +88,14 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
 
 def test_counters_do_not_fall() -> None:
     """Two processes, each of which has counted 40 replies, 2 preemptions and 7 evictions. The second one's
-    requests have found half as much in the prefix cache.
+    requests have found half as much in the prefix cache, and looked up three times as much.
     """
 
     def started(number: int) -> EngineProcess:
-        shot = snapshot(prefix_hit_rate=0.3 if number else 0.6)
+        shot = snapshot(
+            prefix_hit_rate=0.3 if number else 0.6,
+            prompt_tokens=3000 if number else 1000,
+        )
         process = MagicMock(EngineProcess, last=shot, chat=None, error="")
         process.snapshot.return_value = process.last
         return process
@@ -107,7 +110,8 @@ def test_counters_do_not_fall() -> None:
     host.start_process()
     assert becomes(lambda: host.snapshot().state == "ready")
     assert counted() == (80, 4, 14)
-    assert host.snapshot().prefix_hit_rate == pytest.approx(0.45)
+    shot = host.snapshot()
+    assert (shot.prompt_tokens, shot.prefix_hit_rate) == (4000, pytest.approx(0.375))
     host.close()
 
 
