@@ -381,6 +381,7 @@ class Snapshot:
             error=why,
             blocks=self.blocks.emptied(),
             host_in_use=0,
+            host_size=0,
             tiers=(),
             requests=(),
             waiting=0,
