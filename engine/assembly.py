@@ -38,6 +38,7 @@ from engine.distributed.team import Team, team_of
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
+from engine.execution.memory import weight_bytes
 from engine.execution.runner import ModelRunner
 from engine.execution.weights import Weights
 from engine.fleet.exchange import exchange_tier
@@ -133,7 +134,7 @@ def _assembled(
     stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
     phase("allocating the cache")
     if team is not None:
-        loaded = replace(loaded, budget=team.agree(loaded.budget, stop_ids))
+        loaded = replace(loaded, budget=team.agree(loaded.budget, stop_ids, weight_bytes(model)))
     room = loaded.budget
     built = build_runner(loaded, stop_ids, below, link=link)
     runner, fit = built.runner, room.fit(config.kv_scheme)

@@ -23,6 +23,7 @@ class StateSpec:
     key_dim: int
     value_dim: int
     taps: int  # tokens that the convolution before it reads, the newest included
+    replaces: bool = False  # whether a token replaces what its key reads from a matrix, not only adds to it
 
     @property
     def channels(self) -> int:
@@ -33,6 +34,12 @@ class StateSpec:
     def numbers(self) -> int:
         """Numbers that are kept: the matrices, and the last inputs of the convolution."""
         return self.heads * self.key_dim * self.value_dim + (self.taps - 1) * self.channels
+
+    @property
+    def operations(self) -> int:
+        """Those of a token: of the convolution, and to scale the matrices, add to them and read them."""
+        each = 1 + 2 + 2 * (1 + self.replaces)
+        return 2 * self.taps * self.channels + each * self.heads * self.key_dim * self.value_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

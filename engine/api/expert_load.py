@@ -1,5 +1,6 @@
 """How many tokens the experts of each layer got."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,12 @@ class ExpertLoad(NamedTuple):
         """What was added after `before`."""
         return self._replace(counts=self.counts - before.counts)
 
-    def plus(self, other: "ExpertLoad") -> "ExpertLoad":
-        return self._replace(counts=self.counts + other.counts)
+    @classmethod
+    def total(cls, parts: Iterable["ExpertLoad | None"]) -> "ExpertLoad | None":
+        """The sum over those that are of the first one's model."""
+        found = [each for each in parts if each is not None]
+        same = [each.counts for each in found if each.like(found[0])]
+        return found[0]._replace(counts=np.sum(same, 0)) if found else None
 
     def like(self, other: "ExpertLoad | None") -> bool:
         """Whether both are of the same model."""

@@ -98,6 +98,7 @@ class Adapter(NamedTuple):
     digest: bytes  # of what it computes with: part of the names of blocks
     rank: int = 0
     nbytes: int = 0
+    operations: int = 0  # of a token
 
 
 NO_ADAPTER = Adapter("", 0, b"")

@@ -210,6 +210,8 @@ class Throughput:
     # that it computes and one that this sees.
     contexts: tuple[tuple[int, float], ...] = ()
     pairs: tuple[tuple[int, float], ...] = ()
+    adapters: float = 0.0  # bytes of LoRA adapters that a step reads
+    adapted: float = 0.0  # operations of a step's tokens with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ class RankView:
     bubble: float = 0.0  # share of the time with steps in flight in which its stage had nothing to do
     traffic: float = 0.0  # bytes that it sends to the others per second with steps in flight
     load: Load | None = None  # of its GPU; None: not measured
+    weights: int = 0  # bytes of its share of the weights
 
 
 class ReplicaView(NamedTuple):
@@ -271,7 +274,7 @@ class Snapshot:
     waiting: int
     running: int
     preemptions: int
-    prefix_hit_rate: float  # share of admitted prompt tokens found in the cache
+    prefix_hit_rate: float  # share of `prompt_tokens` found in the cache
     rates: Throughput
     step_times: StepTimes
     ttft: Quantiles
@@ -306,6 +309,7 @@ class Snapshot:
     block_groups: int = 1  # of layers: each has its own blocks of the same `block_size` tokens
     context_bound: ContextBound = "model"  # what limits `max_context`
     vocab: int = 0  # tokens of the model
+    prompt_tokens: int = 0  # of all requests admitted so far
 
     def tokens_in(self, blocks: int) -> int:
         """The tokens of so many blocks; with windows, more fit."""
@@ -377,6 +381,7 @@ class Snapshot:
             error=why,
             blocks=self.blocks.emptied(),
             host_in_use=0,
+            host_size=0,
             tiers=(),
             requests=(),
             waiting=0,

@@ -1,6 +1,7 @@
 """What drafts have gained."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Self
 
 
 class Speculation(NamedTuple):
@@ -13,6 +14,20 @@ class Speculation(NamedTuple):
     accepted: int = 0  # accepted draft tokens
     gain: float = 0.0  # speedup over plain decoding; 0: not known yet
     plain: int = 0  # tokens decoded without drafts meanwhile, as while drafting is paused
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """The sum. Its kind is that of the part with the most drafts."""
+        parts = [*parts]
+        known = [(each.verifications + each.accepted + each.plain, each.gain) for each in parts if each.gain]
+        took = sum(tokens / gain for tokens, gain in known)
+        return max(parts, key=lambda each: each.drafted)._replace(
+            verifications=sum(each.verifications for each in parts),
+            drafted=sum(each.drafted for each in parts),
+            accepted=sum(each.accepted for each in parts),
+            gain=sum(tokens for tokens, _ in known) / took if took else 0.0,
+            plain=sum(each.plain for each in parts),
+        )
 
     @property
     def acceptance(self) -> float:

@@ -15,6 +15,7 @@ class Reads(NamedTuple):
     experts: int = 0  # those of the weights' bytes of which a step reads the experts that its tokens choose
     chosen: float = 1.0  # the share of a layer's experts that a token chooses
     states: int = 0  # bytes of recurrent states that it reads and writes for each row
+    recurrence: int = 0  # operations of a token with recurrent states
 
     def of_step(self, tokens: float) -> int:
         """Bytes of weights that a step of `tokens` tokens reads, if these choose experts evenly."""

@@ -28,6 +28,7 @@ from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
 from engine.distributed.stage_loop import StageLoop
 from engine.distributed.stages import PipelineLink, far_stages, near_stages, stage_of
+from engine.execution.memory import weight_bytes
 from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
 from engine.timeline import timed
@@ -83,7 +84,8 @@ def _loop(rank: int, link: RankLink, start: dict[str, Any], given: dict[str, Any
         with timed("connecting the ranks' memory"):
             peers.connect(_received(link)["handles"])
     budget = loaded.budget
-    link.send({"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)})
+    room = {"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes}
+    link.send(room | {"layers": len(budget.specs), "weights": weight_bytes(loaded.model)})
     with timed("waiting for the other ranks' weights"):
         agreed = _received(link)
     budget = replace(budget, nbytes=agreed["nbytes"], host_nbytes=agreed["host_nbytes"])

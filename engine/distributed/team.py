@@ -10,7 +10,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ class Team:
         self._on_loss: Callable[[], None] = lambda: None
         first = pick(config.device).index or 0
         self.meters = RankMeters(self.ranks, [each[first].uuid for each in gpus])
-        self._layers = [1] * self.ranks
+        self._layers = self._weights = [1] * self.ranks
         self._crew: LocalCrew | FarCrew
         if started is not None:
             self._crew = LocalCrew(config, started, self.check, grouped=grouped)
@@ -199,15 +199,16 @@ class Team:
             self._tell(member, {"handles": handles[first : first + tp]})
         peers.connect(handles[:tp])
 
-    def agree(self, budget: CacheBudget, stop_ids: frozenset[int]) -> CacheBudget:
+    def agree(self, budget: CacheBudget, stop_ids: frozenset[int], weights: int) -> CacheBudget:
         """Meet the ranks, and wait until each has loaded its share. All get as many blocks as the one with
-        the least memory for each layer of its stage.
+        the least memory for each layer of its stage. `weights`: the bytes of those of rank 0.
         """
         self._meet()
-        own = {"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes, "layers": len(budget.specs)}
+        room = {"nbytes": budget.nbytes, "host_nbytes": budget.host_nbytes}
+        own = room | {"layers": len(budget.specs), "weights": weights}
         with timed("waiting for the other ranks' weights"):
             shares = [own, *(self._reported(each, "nbytes", _LOADS, whole=True) for each in self.members)]
-        self._layers = [each["layers"] for each in shares]
+        self._layers, self._weights = ([each[name] for each in shares] for name in ("layers", "weights"))
         for name in ("nbytes", "host_nbytes"):
             least = min(each[name] // each["layers"] for each in shares)
             for each in shares:
@@ -295,8 +296,9 @@ class Team:
         if self.lost:
             call()
 
-    def views(self, device: str, cache: int) -> tuple[RankView, ...]:
-        """All ranks. `cache`: the bytes of rank 0's share of the cache."""
+    def views(self, device: str, memory: Mapping[str, int]) -> tuple[RankView, ...]:
+        """All ranks. `memory`: that of rank 0, from whose share follow the others'."""
+        cache, weights = memory.get("cache", 0), memory.get("weights", 0)
         pids, piped = [os.getpid(), *(member.process.pid for member in self.members)], self._config.pp > 1
         hosts = ["", *(member.host for member in self.members)]
         return tuple(
@@ -310,6 +312,7 @@ class Team:
                 self.meters.bubble(rank) if piped else 0.0,
                 self.meters.traffic[rank],
                 self.meters.load(rank),
+                weights * self._weights[rank] // self._weights[0],
             )
             for rank, pid in enumerate(pids)
         )

@@ -69,6 +69,7 @@ class MemoryMeter:
             head,
             *experts_read(self._model),
             store.state_traffic(),
+            store.state_operations(),
         )
         return self._reads
 

@@ -114,6 +114,10 @@ class ReadAdapter(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def operations(self) -> int:
+        """Those of a token."""
+
 
 class Runner(Protocol):
     graphs: bool | None  # whether steps are replayed from captured graphs; None: not supported

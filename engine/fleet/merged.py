@@ -74,7 +74,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         running=sum(shot.running for shot in shots),
         loading=sum(shot.loading for shot in shots),
         preemptions=sum(shot.preemptions for shot in shots),
-        prefix_hit_rate=_mean((shot.prefix_hit_rate, shot.finished) for shot in shots),
+        prefix_hit_rate=_mean((shot.prefix_hit_rate, shot.prompt_tokens) for shot in shots),
+        prompt_tokens=sum(shot.prompt_tokens for shot in shots),
         rates=Throughput(
             prefill=sum(shot.rates.prefill for shot in shots),
             decode=sum(shot.rates.decode for shot in shots),
@@ -83,6 +84,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
             step_tokens=_mean((shot.rates.step_tokens, shot.rates.steps) for shot in shots),
             contexts=_by_window([(shot.rates.contexts, shot.rates.steps) for shot in shots]),
             pairs=_by_window([(shot.rates.pairs, shot.rates.steps) for shot in shots]),
+            adapters=_mean((shot.rates.adapters, shot.rates.steps) for shot in shots),
+            adapted=_mean((shot.rates.adapted, shot.rates.steps) for shot in shots),
         ),
         pace=sum(shot.pace for shot in ready if shot.rates.steps) or first.pace,
         step_times=StepTimes(
@@ -100,21 +103,15 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         kv_schemes=_schemes([shot.kv_schemes for shot in ready or shots], all_weights=False),
         beams=tuple(each for shot in shots for each in shot.beams),
         ranks=tuple(each for shot in shots for each in shot.ranks),
-        speculation=_speculation([shot.speculation for shot in shots]),
+        speculation=Speculation.total(shot.speculation for shot in shots),
         tiers=_tiers(shots),
         adapters=_adapters(first, shots),
         form_times=_form_times(shots),
-        experts=_experts([shot.experts for shot in shots]),
+        experts=ExpertLoad.total(shot.experts for shot in shots),
         load=load_of_all(shot.load for shot in shots),
         warmed=min(shot.warmed for shot in ready or shots),
         replicas=tuple(views),
     )
-
-
-def _experts(loads: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
-    """The sum over the replicas of one model."""
-    found = [each for each in loads if each is not None]
-    return reduce(ExpertLoad.plus, (each for each in found if each.like(found[0]))) if found else None
 
 
 def _state_of_none(views: Sequence[ReplicaView]) -> str:
@@ -172,19 +169,6 @@ def _by_window(parts: Sequence[tuple[ByWindow, float]]) -> ByWindow:
     each = [(dict(found), steps) for found, steps in parts]
     return tuple(
         (window, _mean((found.get(window, 0.0), steps) for found, steps in each)) for window in windows
-    )
-
-
-def _speculation(parts: Sequence[Speculation]) -> Speculation:
-    first = max(parts, key=lambda each: each.drafted)
-    known = [(each.verifications + each.accepted + each.plain, each.gain) for each in parts if each.gain]
-    took = sum(tokens / gain for tokens, gain in known)
-    return first._replace(
-        verifications=sum(each.verifications for each in parts),
-        drafted=sum(each.drafted for each in parts),
-        accepted=sum(each.accepted for each in parts),
-        gain=sum(tokens for tokens, _ in known) / took if took else 0.0,
-        plain=sum(each.plain for each in parts),
     )
 
 

@@ -52,10 +52,11 @@ class EngineClient(ChatText, ABC):
         reply_prefix: Sequence[int] = (),
         chat: str = "",
         adapter: str = "",
+        wake: Sink | None = None,
     ) -> Stream:
         """Start a request without waiting for the engine. Errors arrive over the stream.
 
-        The template and the tokenizer run on the caller's thread.
+        The template and the tokenizer run on the caller's thread. `wake`: as of `Stream`.
         """
         try:
             refuse_too_long(prompt, self._chat, self.snapshot)
@@ -64,16 +65,22 @@ class EngineClient(ChatText, ABC):
             return refused(error)
         tokens, prefix = tuple(ids), tuple(reply_prefix)
         order = (priority, deadline, salt, prefix, continues, chat, adapter)
-        stream = self.start(Submit(tokens, params, *order))
+        stream = self.start(Submit(tokens, params, *order), wake)
         stream.prompt = tokens
         return stream
 
-    def fork(self, id: int, params: SamplingParams | None = None, chat: str | None = None) -> Stream:
+    def fork(
+        self,
+        id: int,
+        params: SamplingParams | None = None,
+        chat: str | None = None,
+        wake: Sink | None = None,
+    ) -> Stream:
         """Start a request that continues from a running one."""
-        return self.start(Fork(id, params, chat))
+        return self.start(Fork(id, params, chat), wake)
 
-    def start(self, command: StreamingCommand) -> Stream:
-        stream = Stream()
+    def start(self, command: StreamingCommand, wake: Sink | None = None) -> Stream:
+        stream = Stream(wake)
         stream.bind(self.send(command, stream.put))
         return stream
 

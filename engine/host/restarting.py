@@ -11,9 +11,11 @@ from typing import NamedTuple, TypeVar
 from engine.api.commands import Command, Submit
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import Bus, Died, Event, Handler, Restarted, Restarting, log
+from engine.api.expert_load import ExpertLoad
 from engine.api.histogram import Counts
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
+from engine.api.speculation import Speculation
 from engine.host.client import EngineClient, Sink
 from engine.host.process import EngineProcess
 
@@ -36,7 +38,10 @@ class _Totals(NamedTuple):
     finished: int = 0
     preemptions: int = 0
     evictions: int = 0
-    hits: float = 0.0  # the shares that requests found in the prefix cache, summed over them
+    prompts: int = 0  # tokens
+    hits: float = 0.0  # those of them found in the prefix cache
+    speculation: Speculation = Speculation()
+    experts: ExpertLoad | None = None
 
     def plus(self, shot: Snapshot) -> "_Totals":
         return _Totals(
@@ -44,7 +49,10 @@ class _Totals(NamedTuple):
             self.finished + shot.finished,
             self.preemptions + shot.preemptions,
             self.evictions + shot.blocks.evictions,
-            self.hits + shot.prefix_hit_rate * shot.finished,
+            self.prompts + shot.prompt_tokens,
+            self.hits + shot.prefix_hit_rate * shot.prompt_tokens,
+            Speculation.total((shot.speculation, self.speculation)),
+            ExpertLoad.total((shot.experts, self.experts)),
         )
 
 
@@ -135,7 +143,10 @@ class RestartingEngine(EngineClient):
             iteration_tokens=totals.iteration_tokens,
             finished=totals.finished,
             preemptions=totals.preemptions,
-            prefix_hit_rate=totals.hits / totals.finished if totals.finished else last.prefix_hit_rate,
+            prefix_hit_rate=totals.hits / max(1, totals.prompts),
+            prompt_tokens=totals.prompts,
+            speculation=totals.speculation,
+            experts=totals.experts,
             blocks=replace(last.blocks, evictions=totals.evictions),
         )
 

@@ -37,11 +37,12 @@ class Stream:
     accepted: Future[Accepted]
     prompt: Sequence[int] = ()  # the prompt's tokens, unless it is a fork
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[Delta], None] | None = None) -> None:
+        """`wake`: called on the engine's thread after each delta, for a reader that uses `take`."""
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._last: Delta | None = None  # once the reader has it
         self._known: Accepted | None = None  # once it is accepted; a future takes a lock each time
-        self._wake: Callable[[Delta], None] | None = None
+        self._wake = wake
 
     def bind(self, accepted: Future[Accepted]) -> None:
         """Set the future that tells whether the engine accepts the request."""
@@ -90,10 +91,6 @@ class Stream:
         finally:
             if self._wake is wake:  # else another reader has taken over
                 self._wake = None
-
-    def listen(self, wake: Callable[[Delta], None]) -> None:
-        """Call `wake` on the engine's thread after each delta, for a reader that uses `take`."""
-        self._wake = wake
 
     def take(self) -> list[Delta]:
         """Return the deltas since the last call, without waiting."""

@@ -236,6 +236,10 @@ class KVStore:
         """Bytes of recurrent states that a step reads and writes for each row."""
         return 2 * self.state_bytes(self.specs)
 
+    def state_operations(self) -> int:
+        """Operations of a token with recurrent states."""
+        return sum(spec.state.operations for spec in self.specs if spec.state is not None)
+
     def operations_per_pair(self) -> tuple[tuple[int, int], ...]:
         """Operations of attention for a token and one that it sees, by the layers' window or chunk."""
         found: dict[int, int] = {}

@@ -253,11 +253,11 @@ class Scheduler:
             self.emit(events.Resumed(self.step, self.clock(), request.id, swapped, request.launched))
             return
         request.cached_tokens = min(request.launched, request.prompt_len)  # the others are of a reply_prefix
-        self.prompt_tokens += request.prompt_len
-        self.cached_tokens += request.cached_tokens
-        self.emit(
-            events.Admitted(self.step, self.clock(), request.id, request.launched, *request.offer or ())
-        )
+        if request.group in (-1, request.id):  # not a further reply to a prompt that has been looked up
+            self.prompt_tokens += request.prompt_len
+            self.cached_tokens += request.cached_tokens
+        now, offer = self.clock(), request.offer or ()
+        self.emit(events.Admitted(self.step, now, request.id, request.launched, *offer))
 
     def preempt(self, request: Request) -> None:
         """Preempt a running request in the next step, at the user's request."""

@@ -15,7 +15,7 @@ from engine.api.events import Admitted, Event, FirstToken
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.api.wire import encode_snapshot
-from engine.host.client import EngineClient
+from engine.host.client import EngineClient, Sink
 from engine.host.handover import call_on
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
@@ -59,9 +59,13 @@ class AsyncEngine:
         urgency: Urgency,
         salt: bytes,
         reply_prefix: Sequence[int],
-        adapter: str = "",
+        adapter: str,
+        wake: Sink,
     ) -> "asyncio.Future[Stream]":
-        """Start a request, at once or on a thread. Then either wait for `accepted`, or `drop` it."""
+        """Start a request, at once or on a thread. Then either wait for `accepted`, or `drop` it.
+
+        `wake`: called on the engine's thread after each delta, perhaps before the request is `accepted`.
+        """
         submit = partial(
             self.host.submit,
             prompt,
@@ -71,14 +75,15 @@ class AsyncEngine:
             salt=salt,
             reply_prefix=reply_prefix,
             adapter=adapter,
+            wake=wake,
         )
         if isinstance(prompt, list) and 0 < len(prompt) <= _SHORT and type(prompt[0]) is int:
             return self._started(submit())
         return self._loop.run_in_executor(self._workers, submit)
 
-    def fork(self, id: int, params: SamplingParams) -> "asyncio.Future[Stream]":
+    def fork(self, id: int, params: SamplingParams, wake: Sink) -> "asyncio.Future[Stream]":
         """Start a request that continues from a running one."""
-        return self._started(self.host.fork(id, params))
+        return self._started(self.host.fork(id, params, wake=wake))
 
     def _started(self, stream: Stream) -> "asyncio.Future[Stream]":
         started = self._loop.create_future()

@@ -10,6 +10,7 @@ from typing import Any, Self
 from engine.api.errors import BadParams
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
+from engine.host.client import Sink
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
 from engine.server.async_engine import AsyncEngine
@@ -92,8 +93,8 @@ class Generation:
         this, the engine would get the first prompt only after the last one has been read.
         """
         try:
-            for place, prompt in zip(self._places, self.prompts, strict=True):
-                place.submitted = self._submit(prompt)
+            for number, prompt in enumerate(self.prompts):
+                self._places[number].submitted = self._submit(prompt, partial(self._on_delta, number))
         except BaseException:
             self.close()
             raise
@@ -151,9 +152,9 @@ class Generation:
         for request in self.requests:
             self.engine.forget(request)
 
-    def _submit(self, prompt: Prompt) -> asyncio.Future[Stream]:
+    def _submit(self, prompt: Prompt, wake: Sink) -> asyncio.Future[Stream]:
         if self.parent is not None:
-            return self.engine.fork(self.parent, self.params)
+            return self.engine.fork(self.parent, self.params, wake)
         return self.engine.submit(
             prompt,
             self.params,
@@ -161,6 +162,7 @@ class Generation:
             salt=self.salt,
             reply_prefix=self.reply_prefix,
             adapter=self.adapter,
+            wake=wake,
         )
 
     async def _accept_all(self) -> None:
@@ -174,8 +176,6 @@ class Generation:
         assert place.submitted is not None
         place.stream = stream = await self.engine.accepted(place.submitted)
         self.usage.prompt += stream.prompt_tokens
-        stream.listen(partial(self._on_delta, number))
-        self._notice(number)  # deltas may have arrived before the listener was set
 
     def _on_delta(self, number: int, delta: Delta) -> None:
         """Runs on the engine's thread."""

@@ -13,6 +13,7 @@ from engine.api.snapshot import AdapterView
 from engine.execution.changes import AttachAdapter, DetachAdapter
 from engine.execution.protocol import ReadAdapter, Runner
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Rows
 
 NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,95}", re.ASCII)
 
@@ -57,7 +58,7 @@ class AdapterRegistry:
         files, number = files or runner.read_adapter(folder), next(self._numbers)
         change = AttachAdapter(number, str(folder), files.digest)
         runner.apply(change)
-        adapter = Adapter(name, number, files.digest, files.rank, files.nbytes)
+        adapter = Adapter(name, number, files.digest, files.rank, files.nbytes, files.operations)
         self._loaded[name] = adapter, change
         self._emit(name, loaded=True)
 
@@ -86,6 +87,17 @@ class AdapterRegistry:
 
     def view(self) -> tuple[AdapterView, ...]:
         return tuple(self._views())
+
+    def cost(self, rows: Rows) -> tuple[int, int]:
+        """The bytes of adapters that a step with these rows reads, and its operations with them."""
+        if not rows.rare:
+            return 0, 0
+        tokens = Counter[int]()
+        for number, length in zip(rows.adapters.tolist(), rows.lengths.tolist(), strict=True):
+            tokens[number] += length
+        used = [adapter for adapter, _ in self._loaded.values() if adapter.number in tokens]
+        operations = sum(each.operations * tokens[each.number] for each in used)
+        return sum(each.nbytes for each in used), operations
 
     def _views(self) -> Iterator[AdapterView]:
         users = Counter(each.adapter.number for each in self._scheduler.requests.values())

@@ -316,7 +316,7 @@ class Engine:
         self._costs.observe(flight, prefill, result, now, behind, self.runner.weights_scheme)
         self.outputs.take(step, result, now)
         spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
-        self.meters.step(now, step, prefill, spent)
+        self.meters.step(now, step, prefill, spent, self.adapters.cost(step.rows))
 
     def record(self, path: Path) -> None:
         """Record everything an idle engine's runner receives, and its tokens, to a new file until stopped.

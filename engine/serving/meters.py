@@ -18,6 +18,7 @@ _IDLE = 0.1  # seconds without a step after which the next one is of another run
 _PAUSE, _PAUSE_STEPS = 1.0, 20  # a pause takes more than these seconds, and than these mean steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 Attends = tuple[tuple[float, float], ...]
+Cost = tuple[int, int]  # bytes read, and operations
 Phases = tuple[float, float, float, float]  # seconds of schedule, launch, wait and commit
 
 
@@ -31,8 +32,8 @@ class Meters:
         self.iteration_tokens, self.forms = Histogram(_STEP_TOKENS), FormTimes()
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        # start, end, rows, tokens, those of prompts, those that replies got, and `_attends` by window
-        self._steps: deque[tuple[float, float, int, int, int, int, Attends]] = deque(maxlen=_SAMPLES)
+        # start, end, rows, tokens, those of prompts, those that replies got, `_attends` by window, adapters
+        self._steps: deque[tuple[float, float, int, int, int, int, Attends, Cost]] = deque(maxlen=_SAMPLES)
         # start, end and seconds by phase, since the last pause or idle time
         self._timed: deque[tuple[float, float, Phases]] = deque(maxlen=_SAMPLES)
         self._usual = 0.0  # seconds of a step, as a running mean
@@ -48,11 +49,12 @@ class Meters:
             samples.clear()
         self.forms.forget()
 
-    def step(self, at: float, step: Step, prefill: int, spent: Phases) -> None:
-        """Record a committed step; `spent` is its seconds by phase."""
+    def step(self, at: float, step: Step, prefill: int, spent: Phases, adapters: Cost = (0, 0)) -> None:
+        """Record a committed step; `spent` is its seconds by phase, `adapters` what its adapters cost."""
         began = at - sum(spent[:3])  # commit time counts toward the next step
         attends = tuple(_attends(step, window) for window in self.windows)
-        self._steps.append((began, at, len(step.rows), step.tokens, prefill, self.replied, attends))
+        counts = len(step.rows), step.tokens, prefill, self.replied
+        self._steps.append((began, at, *counts, attends, adapters))
         self.replied = 0
         self.iteration_tokens.observe(step.tokens)
         resumed, seconds = self._paused, sum(spent)
@@ -93,7 +95,7 @@ class Meters:
         if not recent:
             return Throughput()
         count, seconds = len(recent), max(now - recent[0][0], _LEAST)
-        _, _, rows, tokens, prefill, replied, attends = zip(*recent, strict=True)
+        _, _, rows, tokens, prefill, replied, attends, adapters = zip(*recent, strict=True)
         read, seen = np.mean(attends, 0).T.tolist() if self.windows else ((), ())
         return Throughput(
             prefill=sum(prefill) / seconds,
@@ -103,6 +105,8 @@ class Meters:
             step_tokens=sum(tokens) / count,
             contexts=tuple(zip(self.windows, read, strict=True)),
             pairs=tuple(zip(self.windows, seen, strict=True)),
+            adapters=sum(nbytes for nbytes, _ in adapters) / count,
+            adapted=sum(operations for _, operations in adapters) / count,
         )
 
     def ttft(self) -> Quantiles:

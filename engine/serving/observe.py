@@ -52,7 +52,7 @@ def snapshot(
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
     shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
-    sharing = ranks.views(info.device, memory.get("cache", 0))
+    sharing = ranks.views(info.device, memory)
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -80,6 +80,7 @@ def snapshot(
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
+        prompt_tokens=scheduler.prompt_tokens,
         rates=meters.rates(now),
         step_times=meters.times(),
         pace=meters.pace(),

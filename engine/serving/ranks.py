@@ -1,6 +1,6 @@
 """What an engine needs of the ranks that share its model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from engine.api.snapshot import Load, RankView
@@ -13,8 +13,8 @@ class Ranks(Protocol):
     def on_loss(self, call: Callable[[], None]) -> None:
         """Call this, from another thread, when a rank is lost."""
 
-    def views(self, device: str, cache: int) -> tuple[RankView, ...]:
-        """All ranks. `cache`: the bytes of each one's share of the cache."""
+    def views(self, device: str, memory: Mapping[str, int]) -> tuple[RankView, ...]:
+        """All ranks. `memory`: that of this process, as in a snapshot."""
 
     def close(self) -> None:
         """End the other ranks."""
@@ -29,7 +29,7 @@ class Alone:
     def on_loss(self, call: Callable[[], None]) -> None:
         """Nothing can be lost."""
 
-    def views(self, device: str, cache: int) -> tuple[RankView, ...]:
+    def views(self, device: str, memory: Mapping[str, int]) -> tuple[RankView, ...]:
         return ()
 
     def close(self) -> None:

@@ -222,6 +222,8 @@ def _ends(params: SamplingParams, new: SamplingParams) -> list[str]:
         words.append("no max" if params.max_tokens is None else f"max {params.max_tokens}")
     if params.stop != new.stop:
         words.append(f"stops {len(params.stop)}" if params.stop else "no stops")
+    if params.stop_ids != new.stop_ids:
+        words.append(f"stop ids {len(params.stop_ids)}" if params.stop_ids else "no stop ids")
     return words
 
 

@@ -188,7 +188,7 @@ def test_the_load_of_a_rank_is_that_of_its_own_gpu(llama: Path, monkeypatch: pyt
     config = EngineConfig(model=str(llama), tp=2)
     team = Team(config, ModelPlace("llama", llama), StartedRanks(RankCount(2), ()), seen)
     try:
-        assert becomes(lambda: [each.load for each in team.views("cuda", 0)] == [*loads.values()])
+        assert becomes(lambda: [each.load for each in team.views("cuda", {})] == [*loads.values()])
     finally:
         team.close()
 

@@ -17,9 +17,11 @@ from engine import assembly
 from engine.api.errors import BadInput, EngineDead, EngineError
 from engine.api.events import Delta
 from engine.api.params import SPECULATION
+from engine.distributed import setup
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.team import Team
 from engine.execution.changes import Recache
+from engine.execution.memory import weight_bytes
 from engine.execution.runner import ModelRunner
 from engine.models.loader import Checkpoint
 from engine.serving.engine import Engine
@@ -263,6 +265,21 @@ def test_each_stage_reads_its_own_layers(llama: Path) -> None:
     assert one & other == {"model.norm.weight", "model.embed_tokens.weight"}, "the head is tied"
     layers = [{name.split(".")[2] for name in each if ".layers." in name} for each in (one, other)]
     assert sorted(layers, key=len) == [{"2"}, {"0", "1"}]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (1, 3), (2, 1)])
+def test_each_rank_reports_its_own_weights(llama: Path, tp: int, pp: int) -> None:
+    held, load = list[int](), setup.load_share
+
+    def loading(*given: Any, **how: Any) -> Any:
+        held.append(weight_bytes((loaded := load(*given, **how)).model))
+        return loaded
+
+    with patch.object(setup, "load_share", loading), ranked(llama, tp=tp, pp=pp) as engine:
+        shot = engine.snapshot()
+    own, *others = (each.weights for each in shot.ranks)
+    assert own == shot.memory["weights"] and sorted(others) == sorted(held)
+    assert len({own, *others}) == pp, "stages differ in their layers, and those between have no embedding"
 
 
 def test_a_step_that_fails_in_a_stage_fails_its_requests(llama: Path) -> None:

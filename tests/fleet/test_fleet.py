@@ -214,15 +214,20 @@ def test_the_age_of_a_block_is_in_steps_of_its_replica(fleet: Fleet) -> None:
 def test_rates_of_all_replicas_together(fleet: Fleet) -> None:
     """Means are over the steps, and the gain over the tokens of both replicas."""
     rates = (
-        Throughput(steps=10.0, contexts=((0, 100.0), (8, 8.0)), pairs=((0, 500.0), (8, 40.0))),
+        Throughput(steps=10.0, contexts=((0, 100.0), (8, 8.0)), pairs=((0, 500.0), (8, 40.0)), adapters=8.0),
         Throughput(steps=30.0, contexts=((0, 20.0), (8, 8.0)), pairs=((0, 20.0), (8, 8.0))),
     )
     drafts = (Speculation("exit", True, 10, 40, 30, 2.0, 10), Speculation("exit", True, 1, 4, 0, 0.5, 49))
-    pairs = zip(rates, drafts, strict=True)
-    shots = [replace(fleet.snapshot(), rates=each, speculation=brought) for each, brought in pairs]
+    hits = {"prefix_hit_rate": 0.5, "prompt_tokens": 3000}, {"prefix_hit_rate": 0.1, "prompt_tokens": 1000}
+    shots = [
+        replace(fleet.snapshot(), rates=each, speculation=brought, finished=number, **found)
+        for number, (each, brought, found) in enumerate(zip(rates, drafts, hits, strict=True))
+    ]
     both = merged(shots, [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)])
     assert both.rates.contexts == ((0, 40.0), (8, 8.0))
     assert both.rates.pairs == ((0, 140.0), (8, 16.0))
+    assert both.rates.adapters == 2.0
+    assert (both.prompt_tokens, both.prefix_hit_rate) == (4000, pytest.approx(0.4)), "a share of the tokens"
     assert both.speculation == Speculation("exit", True, 11, 44, 30, 100 / (50 / 2 + 50 / 0.5), 59)
 
 

@@ -68,6 +68,17 @@ def test_all_replies_show_the_tokens_that_the_prompt_found_in_the_cache() -> Non
     assert shown == [{0}, {96}]
 
 
+def test_a_prompt_is_looked_up_once_even_if_replies_wait_for_a_slot() -> None:
+    """What a reply that was queued finds of its own request is no gain of the cache."""
+    engine, seen = ledger_engine(slots=2), list[Event]()
+    engine.bus.subscribe(seen.append)
+    engine.submit([3] * 100, SamplingParams(n=4, max_tokens=20), Outputs())
+    drain_ledger(engine)
+    assert sum(isinstance(each, Admitted) for each in seen) > 1, "none was queued"
+    shot = engine.snapshot()
+    assert (shot.prompt_tokens, shot.prefix_hit_rate) == (100, 0)
+
+
 def test_events_name_the_request_that_the_other_replies_answer() -> None:
     engine = ledger_engine()
     seen: list[Event] = []

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Died, Event, Handler, Restarted, Restarting
+from engine.api.expert_load import ExpertLoad
 from engine.api.params import SamplingParams
+from engine.api.speculation import Speculation
 from engine.host.process import EngineProcess
 from engine.host.restarting import RestartingEngine
 from engine.host.stream import ReplyFailed
@@ -88,11 +91,16 @@ def test_a_killed_process_is_replaced(start: Start, caplog: pytest.LogCaptureFix
 
 def test_counters_do_not_fall() -> None:
     """Two processes, each of which has counted 40 replies, 2 preemptions and 7 evictions. The second one's
-    requests have found half as much in the prefix cache.
+    requests have found half as much in the prefix cache, and looked up three times as much.
     """
 
     def started(number: int) -> EngineProcess:
-        shot = snapshot(prefix_hit_rate=0.3 if number else 0.6)
+        shot = snapshot(
+            prefix_hit_rate=0.3 if number else 0.6,
+            prompt_tokens=3000 if number else 1000,
+            speculation=Speculation("", True, 10, 40, 30, 2.0 - bool(number), 10),
+            experts=ExpertLoad((0,), 2, 1, np.array([5, 7])),
+        )
         process = MagicMock(EngineProcess, last=shot, chat=None, error="")
         process.snapshot.return_value = process.last
         return process
@@ -107,7 +115,10 @@ def test_counters_do_not_fall() -> None:
     host.start_process()
     assert becomes(lambda: host.snapshot().state == "ready")
     assert counted() == (80, 4, 14)
-    assert host.snapshot().prefix_hit_rate == pytest.approx(0.45)
+    shot = host.snapshot()
+    assert (shot.prompt_tokens, shot.prefix_hit_rate) == (4000, pytest.approx(0.375))
+    assert shot.speculation == Speculation("", True, 20, 80, 60, pytest.approx(4 / 3), 20)
+    assert shot.experts is not None and shot.experts.counts.tolist() == [10, 14]
     host.close()
 
 

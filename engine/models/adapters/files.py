@@ -41,6 +41,13 @@ class AdapterFiles:
     def nbytes(self) -> int:
         return sum(half.nbytes for pair in self.products.values() for half in pair)
 
+    @property
+    def operations(self) -> int:
+        """Those of a token: two for each number of both halves, without the zeros of joined ones."""
+        inputs = {key: pair.down.shape[1] for key, pair in self.products.items()}
+        found = ((inputs[key], part) for key, parts in self.parts.items() for part in parts)
+        return sum(2 * part.rank * (count + part.outputs) for count, part in found)
+
 
 def read_adapter(folder: Path, targets: Mapping[str, AdapterTarget], dtype: torch.dtype) -> AdapterFiles:
     """Read an adapter for a model with these targets. Raises BadCheckpoint or UnsupportedModel."""

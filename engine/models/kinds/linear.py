@@ -103,6 +103,7 @@ def _state(fields: Fields) -> StateSpec:
         key_dim=fields.whole("linear_key_head_dim", 128, high=MOST_HEAD_DIM),
         value_dim=fields.whole("linear_value_head_dim", 128, high=MOST_HEAD_DIM),
         taps=fields.whole("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
+        replaces=True,
     )
     if found.heads % found.key_heads:
         raise fields.bad("linear_num_value_heads", f"must be a multiple of the {found.key_heads} key heads")

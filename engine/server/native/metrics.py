@@ -219,10 +219,10 @@ def _add_state(page: MetricsPage, shot: Snapshot) -> None:
     page.gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", usage)
     page.gauge(
         "cache_config_info",
-        "The KV cache, in labels.",
+        "The KV cache, in labels: the blocks of all replicas that run, and the settings of each.",
         1,
         block_size=str(shot.block_size),
-        num_gpu_blocks=str(shot.blocks.size),
+        num_gpu_blocks=str(shot.usable_blocks),
         num_cpu_blocks=str(shot.host_size),
         cache_dtype=shot.kv_dtype,
         kv_scheme=shot.kv_scheme,

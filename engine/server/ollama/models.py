@@ -88,8 +88,9 @@ async def adapter_named(state: ServerState, requested: str) -> str:
 
 
 def _weights(shot: Snapshot) -> int:
-    """Bytes of the weights in all replicas. Ranks that share a model have about as many each."""
-    return max(1, shot.ranks_each) * shot.memory.get("weights", 0)
+    """Bytes of the weights in all replicas. The snapshot has those of the first rank of each that runs."""
+    held, own = shot.memory.get("weights", 0), sum(each.weights for each in shot.ranks if each.rank == 0)
+    return held * sum(each.weights for each in shot.ranks) // own if own else held
 
 
 def utc(seconds: float) -> str:

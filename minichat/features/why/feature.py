@@ -133,6 +133,9 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
     if speed.states:
         states = f"{size(speed.states)} of recurrent states, read and written"
         lines.append(Content.assemble(" " * _LABEL, (states, "$text-muted")))
+    if speed.adapters:
+        adapters = f"{size(speed.adapters)} of LoRA adapters per step"
+        lines.append(Content.assemble(" " * _LABEL, (adapters, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
     rows = f"{speed.rows:.1f} rows, {speed.tokens:,.1f} tokens per step, {per_second(speed.steps)} steps/s"

@@ -45,6 +45,7 @@ class Speed:
     experts: bool  # whether a step may leave some of them out
     cache: int
     states: int  # bytes of recurrent states, read and written
+    adapters: int  # bytes of LoRA adapters
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
@@ -70,10 +71,12 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     seconds = times.total or 1.0
     products = _products(shot)
     attention = shot.reads.of_attention(rates.pairs) if products else 0.0
-    operations = products + attention
+    others = shot.reads.recurrence * rates.step_tokens + rates.adapted if products else 0.0
+    operations = products + attention + others
     running = max(1, shot.running_replicas)
     states = round(shot.reads.states * rates.batch)
-    parts = {"weights": weights, "KV cache": cache, "states": states}
+    adapters = round(rates.adapters)
+    parts = {"weights": weights, "KV cache": cache, "states": states, "adapters": adapters}
     moved = sum(parts.values())
     memory = Use(moved, moved / seconds, speeds.read if speeds else 0.0)
     arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
@@ -88,6 +91,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         experts=bool(shot.reads.experts),
         cache=cache,
         states=states,
+        adapters=adapters,
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
@@ -193,6 +197,8 @@ def _memory_bound(rows: int, chats: str, memory: Use, arithmetic: Use, largest: 
     if memory.share < max(_HELD, arithmetic.share):
         return ""
     use = f"{chats} use{'s' * (rows == 1)} {memory.share:.0%} of the memory bandwidth"
+    if largest == "adapters":
+        return f"Memory-bound ({largest}): {use}; steps with fewer adapters are faster."
     if largest != "weights":
         fewer = "fewer" if largest == "states" else "fewer or shorter"
         return f"Memory-bound ({largest}): {use}; {fewer} chats are faster."

@@ -36,6 +36,7 @@ from tests.app.conftest import run, snapshot
         ({"n": 2, "best_of": 4, "grammar": Grammar("regex", "a")}, "T 1 x2 best of 4 regex"),
         ({"logprobs": 3, "draft_tokens": 2}, "T 1"),  # these change no token
         ({"min_tokens": 3, "max_tokens": 9, "stop": ("a", "b")}, "T 1 min 3 max 9 stops 2"),
+        ({"stop": ("a",), "stop_ids": (5, 6)}, "T 1 stops 1 stop ids 2"),
     ],
 )
 def test_all_that_changes_the_tokens_is_named(params: dict[str, Any], words: str) -> None:
@@ -45,15 +46,15 @@ def test_all_that_changes_the_tokens_is_named(params: dict[str, Any], words: str
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"max_tokens": 9, "stop": ("a",)}, "T 1"),
-        ({"max_tokens": 8, "stop": ("b",)}, "T 1 max 8 stops 1"),
-        ({}, "T 1 no max no stops"),
+        ({"max_tokens": 9, "stop": ("a",), "stop_ids": (5,)}, "T 1"),
+        ({"max_tokens": 8, "stop": ("b",), "stop_ids": (6, 7)}, "T 1 max 8 stops 1 stop ids 2"),
+        ({}, "T 1 no max no stops no stop ids"),
     ],
 )
 def test_the_length_and_the_stops_are_named_if_a_new_chat_has_others(
     params: dict[str, Any], words: str
 ) -> None:
-    new = SamplingParams(max_tokens=9, stop=("a",))
+    new = SamplingParams(max_tokens=9, stop=("a",), stop_ids=(5,))
     assert strategy(SamplingParams(**params), new=new) == words
 
 

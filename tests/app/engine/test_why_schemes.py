@@ -75,3 +75,27 @@ def test_recurrent_states_take_memory_bandwidth() -> None:
     )
     assert "128 MB of recurrent states, read and written" in described(found, 72, ASCII).plain
     assert "states" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
+
+
+def test_the_arithmetic_of_recurrent_states_counts() -> None:
+    reads = Reads(100_000_000, products=50_000_000, recurrence=10_000_000)
+    found = explain(shot(StepTimes(launch=0.0125), rows=2, tokens=8, reads=reads), SPEEDS)
+    assert found.arithmetic.amount == 8 * 60_000_000
+    uncounted = reads._replace(products=0)
+    found = explain(shot(StepTimes(launch=0.0125), reads=uncounted, quantization="int8"), SPEEDS)
+    assert not found.arithmetic.known
+
+
+def test_adapters_are_read_and_multiplied() -> None:
+    plain = shot(StepTimes(launch=0.04), rows=2)
+    some = replace(plain, rates=replace(plain.rates, adapters=200_000_000, adapted=300_000_000.0))
+    found, without = explain(some, SPEEDS), explain(plain, SPEEDS)
+    assert found.adapters == 200_000_000
+    assert found.memory.amount == without.memory.amount + 200_000_000
+    assert found.arithmetic.amount == without.arithmetic.amount + 300_000_000
+    assert found.sentence == (
+        "Memory-bound (adapters): 2 rows use 76% of the memory bandwidth; "
+        "steps with fewer adapters are faster."
+    )
+    assert "200 MB of LoRA adapters per step" in described(found, 72, ASCII).plain
+    assert "LoRA" not in described(without, 72, ASCII).plain

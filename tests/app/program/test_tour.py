@@ -72,14 +72,19 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
             seen.append(outcome(it))
             preempted.append({each.request for each in received[before:] if isinstance(each, Preempted)})
         kinds = {type(event) for event in received}
-        assert kinds >= {Admitted, FirstToken, Forked, Copied, Preempted, Resumed, Updated}
+        assert kinds >= {Admitted, FirstToken, Forked, Preempted, Resumed, Updated}
         cached = [event.cached for event in received if isinstance(event, Admitted)]
         assert cached[0] == 0
         assert f"{cached[1]} of its" in seen[1]
         assert cached[1] >= 64
-        copied = next(event for event in received if isinstance(event, Copied))
-        assert f"block {copied.block} was copied to {copied.to}" in seen[2]
-        assert " blocks and recomputed none" in seen[2] and "  " not in seen[2]
+        copies = [
+            f"recomputed none of them. When one of the two continued, the half-full block {event.block} was "
+            f"copied to {event.to};"
+            for event in received
+            if isinstance(event, Copied)
+        ]
+        at_an_end = "all of them full: nothing had to be copied"  # as many tokens as fill blocks, by chance
+        assert (copies or [at_an_end])[0] in seen[2] and "  " not in seen[2]
         assert "resumed automatically" in seen[3]
         assert len(preempted[3]) == 2
         assert "two of the three are preempted" in PAGES[4].watch

@@ -78,6 +78,16 @@ def test_recurrent_states_are_read_and_written() -> None:
         device=torch.device("cpu"),
     )  # fmt: skip
     assert store.state_traffic() == 2 * 2 * 4 * (3 * 8 * 4 + 2 * (2 * 8 + 3 * 4))
+    assert store.state_operations() == 2 * state.operations
+
+
+def test_the_operations_with_recurrent_states_are_counted(tmp_path: Path, llama: Path) -> None:
+    make("qwen3_next", tmp_path)
+    engine = engine_on(tmp_path)
+    states = [each.state for each in engine.runner.store.specs if each.state is not None]
+    assert states and all(each.replaces for each in states), "the delta rule"
+    assert engine.snapshot().reads.recurrence == sum(each.operations for each in states) > 0
+    assert engine_on(llama).snapshot().reads.recurrence == 0
 
 
 def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from engine.api.errors import BadInput, UnknownAdapter
 from engine.api.events import AdapterChanged
 from engine.api.params import SamplingParams
+from engine.models.adapters.settings import WEIGHTS
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay
 from tests.cases import soak
@@ -156,6 +158,30 @@ def test_other_requests_do_not_change_a_reply(
     for job, output in replies:
         expected = alone(world.merged[job.adapter], job.prompt, job.params)
         assert output.tokens == expected.tokens
+
+
+def test_what_adapters_read_and_compute_is_counted(world: Adapters) -> None:
+    """Each adapter of a step once, and its matrices, as they are in its file, with each of its tokens."""
+    engine, numbers = world.engine(), {}
+    for name, folder in world.folders.items():
+        numbers[name] = sum(each.numel() for each in load_file(folder / WEIGHTS).values())
+    sizes = {view.name: view.nbytes for view in engine.snapshot().adapters}
+    assert sum(sizes.values()) == engine.snapshot().memory["adapters"]
+    submit(engine, "")
+    engine.step()
+    assert (engine.snapshot().rates.adapters, engine.snapshot().rates.adapted) == (0, 0)
+    engine = world.engine()
+    names = ("a", "a", "b", "")
+    outputs = [submit(engine, name) for name in names]
+    engine.step()
+    rates, tokens = engine.snapshot().rates, len(PROMPT)
+    assert rates.step_tokens == len(names) * tokens
+    assert rates.adapters == sum(sizes.values())
+    assert rates.adapted == 2 * tokens * (2 * numbers["a"] + numbers["b"])
+    run_to(engine, outputs[0], 2)
+    after = engine.snapshot().rates
+    assert after.adapters == sum(sizes.values()), "decode steps read them, too"
+    assert after.adapted == (tokens + 1) * rates.adapted / tokens / 2
 
 
 def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> None:

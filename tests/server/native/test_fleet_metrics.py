@@ -1,32 +1,23 @@
-"""Gauges of a fleet."""
+"""The metrics of several replicas, some of which do not run."""
 
 from dataclasses import replace
 
-import pytest
-
-from engine.api.snapshot import ReplicaView
+from engine.fleet.merged import merged, replica_view
 from tests.server.conftest import dry, serving
 from tests.server.exposition import families
 
 
-@pytest.mark.parametrize(
-    ("states", "usage"),
-    [(("ready", "draining"), 0.125), (("ready", "stopped"), 0.25), (("dead", "restarting"), 0.125)],
-)
-def test_only_replicas_that_run_have_room(states: tuple[str, ...], usage: float) -> None:
-    with serving(dry(blocks=64)) as served:
-        shot, text = served.host.snapshot(), served.state.metrics.text
-        replicas = tuple(
-            ReplicaView(number, state, "", "cpu", 0, 0, 32, 0, 0) for number, state in enumerate(states)
-        )
-        busy = replace(shot, replicas=replicas, blocks=replace(shot.blocks, size=64, in_use=8))
-        found = families(text(busy))
-    assert found["minichat:kv_cache_usage_perc"].value() == usage
-
-
-@pytest.mark.parametrize(("state", "up"), [("draining", 1), ("stopped", 0), ("restarting", 0), ("dead", 0)])
-def test_a_fleet_without_a_process_is_not_up(state: str, up: int) -> None:
+def test_the_cache_is_that_of_the_replicas_that_run() -> None:
+    """So its blocks times the share in use are the blocks in use."""
     with serving(dry()) as served:
-        found = families(served.state.metrics.text(replace(served.host.snapshot(), state=state)))
-    assert found["minichat:engine_up"].value() == up
-    assert ("minichat:engine_sleep_state" in found) is bool(up)
+        one = served.host.snapshot()
+        one = replace(one, blocks=replace(one.blocks, in_use=1024), host_size=64, host_in_use=8)
+        stopped = replace(one.ended("it was stopped"), state="stopped")
+        shots = (one, stopped, one)
+        fleet = merged(shots, [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)])
+        found = families(served.state.metrics.text(fleet))
+    [(_, labels)] = found["minichat:cache_config_info"].samples
+    assert dict(labels)["num_gpu_blocks"] == str(2 * one.blocks.size)
+    assert dict(labels)["num_cpu_blocks"] == "128"
+    assert found["minichat:kv_cache_usage_perc"].value() * 2 * one.blocks.size == 2 * 1024
+    assert (fleet.host_in_use, fleet.host_size) == (16, 128)
