@@ -109,12 +109,12 @@ class MonitorPanel(Widget):
     def add_event(self, event: Event) -> None:
         self.event_log.add(event)
         match event:
-            case Switched(name=name, on=on):
-                self.rates.mark(named(name, on))
-            case Quantized(scheme=scheme, error=""):
-                self.rates.mark(f"weights {scheme}")
-            case Recached(scheme=scheme):
-                self.rates.mark(f"cache {scheme}")
+            case Switched(at=at, name=name, on=on):
+                self.rates.mark(at, named(name, on))
+            case Quantized(at=at, scheme=scheme, error=""):
+                self.rates.mark(at, f"weights {scheme}")
+            case Recached(at=at, scheme=scheme):
+                self.rates.mark(at, f"cache {scheme}")
 
     def _show_latest(self) -> None:
         if self._latest is None or self.paused or not self.display:

@@ -51,9 +51,9 @@ class RateGraphs(Pane):
         self.window = names[(names.index(self.window) + 1) % len(names)]
         self.draw()
 
-    def mark(self, what: str) -> None:
-        """Draw a labeled line through the graphs at the current time."""
-        self._marks.append((self._history.now, what))
+    def mark(self, at: float, what: str) -> None:
+        """Draw a labeled line through the graphs at a time on the engine's clock."""
+        self._marks.append((at, what))
         self.draw()
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
@@ -125,7 +125,7 @@ class RateGraphs(Pane):
         if not dots:
             return {}
         places = ((self._history.column(at, WINDOWS[self.window], dots), what) for at, what in self._marks)
-        return {place * cells // dots: what for place, what in places if place >= 0}
+        return {place * cells // dots: what for place, what in places if 0 <= place < dots}
 
     def _crossed(self, line: str, look: str, marked: Iterable[int]) -> list[Span]:
         spans: list[Span] = []

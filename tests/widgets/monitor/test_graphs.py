@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api.events import Switched
+from engine.api.snapshot import Snapshot, Throughput
 from minichat.plural import plural
+from minichat.ui.monitor import MonitorPanel
 from minichat.ui.monitor.figures import duration, ranges, size
 from minichat.ui.monitor.graphs import bar, graph, shares
+from tests.widgets.monitor.snapshots import OWNERS, snapshot
+from tests.widgets.monitor.stage import lines, staged
+
+
+def at(decode: float, *, when: float) -> Snapshot:
+    return snapshot(64, at=when, rates=Throughput(0.0, decode, 98.0, 5.2, 17.0))
+
 
 amounts = st.lists(st.floats(0, 1e9), max_size=50)
 
@@ -83,3 +93,15 @@ def test_nouns_agree_with_their_counts() -> None:
     assert ranges([566, 7, 8, 9, 565, 12]) == "7..9, 12, 565..566"
     assert ranges(range(0, 10, 2)) == "0, 2, 4, ..."
     assert (plural(1, "block"), plural(1200, "block")) == ("1 block", "1,200 blocks")
+
+
+async def test_a_change_while_the_engine_idles_is_marked_at_its_own_time() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)):
+        panel.update_from(at(100, when=100.0), OWNERS)
+        panel.update_from(at(0, when=101.0), OWNERS)  # the last one: an idle engine is not polled
+        panel.add_event(Switched(1, 400.0, "overlap", False))
+        assert "overlap off" not in lines(panel.rates)[0], "nothing is known of that time yet"
+        panel.update_from(at(100, when=401.0), OWNERS)
+        assert lines(panel.rates)[0].rstrip().endswith("overlap off")
+        assert "!" in lines(panel.rates)[1][-3:], "a second before the end"
