@@ -86,7 +86,6 @@ class Conversation:
         first = not self.chat.earlier and (not messages or messages[0].id == edited)
         title = title_from(text) if first and not own else None
         self._answer(Message(0, "user", text, attachments=attachments), instead_of=edited, title=title)
-        self.editing = None if replace else self.editing
 
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
@@ -270,6 +269,7 @@ class Conversation:
         turn = (*said, Message(0, "assistant", "", state="streaming", params=params))
         added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)
         chat.title = chat.title if title is None else title
+        self.editing = None if self.editing == instead_of else self.editing
         if instead_of is not None:
             chat.messages = [message for message in chat.messages if message.id < instead_of]
             self.show_messages()
