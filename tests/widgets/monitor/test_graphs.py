@@ -10,6 +10,7 @@ from minichat.plural import plural
 from minichat.ui.monitor import MonitorPanel
 from minichat.ui.monitor.figures import duration, ranges, size
 from minichat.ui.monitor.graphs import bar, graph, shares
+from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
 from tests.widgets.monitor.stage import lines, staged
 
@@ -105,3 +106,31 @@ async def test_a_change_while_the_engine_idles_is_marked_at_its_own_time() -> No
         panel.update_from(at(100, when=401.0), OWNERS)
         assert lines(panel.rates)[0].rstrip().endswith("overlap off")
         assert "!" in lines(panel.rates)[1][-3:], "a second before the end"
+
+
+async def test_paused_graphs_stay_as_they_are_whatever_draws_them() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)) as pilot:
+        panel.update_from(at(100, when=100.0), OWNERS)
+        panel.focus_first()
+        await pilot.press("p")
+        shown = lines(panel.rates)
+        for second in range(101, 120):
+            panel.update_from(at(300, when=second), OWNERS)
+        panel.add_event(Switched(1, 118.5, "overlap", False))
+        panel.draw()  # as a new request does
+        assert lines(panel.rates) == shown
+        await pilot.press("p")
+        assert any("300 tok/s" in line for line in lines(panel.rates))
+        assert "overlap off" in lines(panel.rates)[0]
+
+
+async def test_panes_shown_during_a_pause_are_of_the_same_moment() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)) as pilot:
+        panel.maximize(1)
+        panel.update_from(snapshot(64, step=200, preemptions=1), OWNERS)
+        await pilot.press("p")
+        panel.update_from(snapshot(64, step=300, preemptions=2), OWNERS)
+        panel.maximize(3)
+        await until(lambda: "1 preemption " in " ".join(lines(panel.rates)))
