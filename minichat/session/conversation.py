@@ -21,7 +21,7 @@ from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
 from minichat.session.divergence import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
-from minichat.session.run import ConversationView, RunningReply
+from minichat.session.run import NEVER_SENT, ConversationView, RunningReply
 from minichat.session.services import ChatServices
 from minichat.session.strategies import Strategies
 from minichat.session.traces import Trace
@@ -205,7 +205,7 @@ class Conversation:
         """Prepare for the end of the program. A reply that outlives it is left for the next screen."""
         run = self.run
         if run is None or run.task is None or not self._stays(run):
-            await self.stop_and_wait()
+            await self.cut_short("" if run is None or run.reply is not None else NEVER_SENT)
             return
         run.left = True
         await run.arrival(run.task, _END_WITHIN)
