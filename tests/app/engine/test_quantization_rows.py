@@ -114,3 +114,22 @@ def test_a_stopped_replica_has_no_room() -> None:
     assert one["blocks"] == f"{half:,} of {whole.block_size} tokens"
     assert (one["tokens"], one["in use"]) == (f"{tokens:,} total", both["in use"])
     assert int(one["free"].replace(",", "")) == int(both["free"].replace(",", "")) - half
+
+
+@run
+async def test_escape_cancels_a_conversion_only_where_the_drawer_says_so(bench: Callable[..., Any]) -> None:
+    converting = replace(snapshot(), change=Change("int8", 3, 8))
+    backend = FakeBackend([converting])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "Esc cancels" in it.screen_text())
+        it.main.prompt.focus()
+        await it.until(lambda: "Esc cancels" not in it.screen_text())
+        assert "to int8: 3 of 8 layers" in it.screen_text()
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.quantization.display)
+        assert backend.quantized == []
+        await it.pilot.press("f4")
+        await it.until(lambda: "Esc cancels" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: backend.quantized == [""])
