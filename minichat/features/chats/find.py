@@ -78,8 +78,14 @@ class FindBar(Horizontal):
         if not self.display:
             return
         place, total, whole = self._pane.transcript.find_count
-        found = f"{place} of {total}{'' if whole else '+'}" if total else "not found"
+        found = f"{place} of {total}{'' if whole else '+'}" if total else self._nothing()
         self.place.update(found if self.field.value else "")
+
+    def _nothing(self) -> str:
+        """Why there is no match. Reasoning, which may be shown, is not searched."""
+        needle, messages = self.field.value.lower(), self._pane.conversation.messages
+        thought = any(needle in each.reasoning.lower() for each in messages)
+        return "only in reasoning" if thought else "not found"
 
 
 class FindCloser:

@@ -147,3 +147,14 @@ async def test_keys_that_arrive_while_the_pane_of_a_new_chat_is_created(bench: C
             await it.command(id)
         await it.until(lambda: find_bar(it) == f" find {KEYS}")
         assert it.failures == []
+
+
+@run
+async def test_it_says_that_a_word_is_only_in_reasoning(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "<think>A Secret thought.</think>Four.")
+        assert it.app.chats.active.chat.messages[-1].reasoning == "A Secret thought."
+        await it.pilot.press("ctrl+f", *"secret")
+        await it.until(lambda: find_bar(it).endswith("only in reasoning"))
+        await it.pilot.press("x")
+        await it.until(lambda: find_bar(it).endswith("not found"))
