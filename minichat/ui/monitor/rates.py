@@ -32,7 +32,7 @@ class RateGraphs(Pane):
         self.window = next(iter(WINDOWS))
         self._history = History()
         self._fresh: deque[_Sample] = deque(maxlen=KEPT)  # since the pause
-        self._ran = False
+        self._recorded = False  # whether there is any rate but 0
         self._marks: deque[tuple[float, str]] = deque(maxlen=_MARKS)  # time and label
 
     def remember(self, snapshot: Snapshot) -> None:
@@ -52,7 +52,12 @@ class RateGraphs(Pane):
             if at < self._history.now:
                 self._marks.clear()  # a new engine has a new clock
             self._history.add(at, prefill, decode)
-            self._ran = self._ran or prefill + decode > 0
+            self._recorded = self._recorded or prefill + decode > 0
+
+    @property
+    def _ran(self) -> bool:
+        """Whether the engine has worked, maybe before this screen was opened."""
+        return self._recorded or (self.snapshot is not None and self.snapshot.finished > 0)
 
     @property
     def useful_lines(self) -> int | None:

@@ -134,3 +134,12 @@ async def test_panes_shown_during_a_pause_are_of_the_same_moment() -> None:
         panel.update_from(snapshot(64, step=300, preemptions=2), OWNERS)
         panel.maximize(3)
         await until(lambda: "1 preemption " in " ".join(lines(panel.rates)))
+
+
+async def test_an_engine_that_worked_before_the_screen_was_opened_shows_its_figures() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)):
+        panel.update_from(snapshot(64, rates=Throughput(), finished=0), OWNERS)
+        await until(lambda: "no activity yet" in lines(panel.rates)[1])
+        panel.update_from(snapshot(64, rates=Throughput(), finished=40), OWNERS)
+        await until(lambda: panel.rates.size.height > 2 and "40 done" in " ".join(lines(panel.rates)))
