@@ -78,7 +78,8 @@ class FindBar(Horizontal):
         if not self.display:
             return
         place, total, whole = self._pane.transcript.find_count
-        found = f"{place} of {total}{'' if whole else '+'}" if total else self._nothing()
+        many = f"{total}{'' if whole else '+'}"
+        found = f"{place} of {many}" if place else f"{many} matches" if total else self._nothing()
         self.place.update(found if self.field.value else "")
 
     def _nothing(self) -> str:
