@@ -1,6 +1,7 @@
 """Export a chat as Markdown, or as JSON that can be imported again."""
 
 import json
+import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from minichat.plural import plural
 FORMAT = "minichat chat"
 VERSION = 1
 YEAR_9999 = 253_370_764_800
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond U+FFFF, in JSON
 _LARGEST = 1e15  # of a reply's figures; infinity and NaN are none
 _SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
 
@@ -52,8 +54,9 @@ def to_json(chat: Chat) -> str:
 def from_json(text: str) -> Chat:
     """Parse a chat, without ids. A reply that was streaming at the export becomes a stopped one."""
     try:
-        # JSON can have half of a character anywhere, which no text in UTF-8 can.
-        found = json.loads(storable(json.dumps(json.loads(text), ensure_ascii=False)))
+        found = json.loads(text)
+        if _HALF.search(text):  # which no text in UTF-8 can have
+            found = json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise BadExport(f"invalid JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
