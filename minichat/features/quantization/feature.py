@@ -36,8 +36,9 @@ class QuantizationPanel(QuantizationDrawer):
         """Report a conversion that has failed, unless the drawer shows it."""
         for event in events:
             if isinstance(event, Quantized) and event.error and not self.display:
+                before = "not quantized" if event.before == "none" else event.before
                 why = f"cannot use {event.scheme}: {event.error}"
-                self.context.program.report(f"The weights are still {event.before}: {why}")
+                self.context.program.report(f"The weights are still {before}: {why}")
 
     @on(QuantizationDrawer.WeightSchemeChosen)
     def _quantize(self, chosen: QuantizationDrawer.WeightSchemeChosen) -> None:
