@@ -1,6 +1,7 @@
 """Export a chat as Markdown, or as JSON that can be imported again."""
 
 import json
+import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NoReturn
@@ -9,12 +10,13 @@ from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.model import ROLES, STATES, Attachment, Chat, Message, ReplyStats
-from minichat.chats.rows import plain_params
+from minichat.chats.rows import params_from, plain_params, storable
 from minichat.plural import plural
 
 FORMAT = "minichat chat"
 VERSION = 1
 YEAR_9999 = 253_370_764_800
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond U+FFFF, in JSON
 _LARGEST = 1e15  # of a reply's figures; infinity and NaN are none
 _SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
 
@@ -53,6 +55,8 @@ def from_json(text: str) -> Chat:
     """Parse a chat, without ids. A reply that was streaming at the export becomes a stopped one."""
     try:
         found = json.loads(text)
+        if _HALF.search(text):  # which no text in UTF-8 can have
+            found = json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise BadExport(f"invalid JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
@@ -104,7 +108,7 @@ def _read_message(found: Any, place: str) -> Message:
         state="stopped" if state == "streaming" else _one_of(STATES, state, f"{place}.state"),
         error=_get(found, "error", place, str),
         stats=_stats(_get_object(found, "stats", place), f"{place}.stats"),
-        params=_get_object(found, "params", place),
+        params=None if (params := _get_object(found, "params", place)) is None else _known(params),
         attachments=_attachments(found, place),
     )
 
@@ -120,6 +124,11 @@ def _attachments(found: dict[str, Any], place: str) -> tuple[Attachment, ...]:
             _refuse(at, "an attachment", each)
         read.append(Attachment(_get(each, "name", at, str), _get(each, "text", at, str)))
     return tuple(read)
+
+
+def _known(params: dict[str, Any]) -> dict[str, Any]:
+    """What a reply was sampled with, as far as this version can show it."""
+    return plain_params(params_from(params))
 
 
 def _params(found: dict[str, Any]) -> SamplingParams:

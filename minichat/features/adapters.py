@@ -17,7 +17,6 @@ from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
 
 _LOAD = "="  # the choice that loads another one; not the name of any
-_QUESTION = "Load a LoRA adapter: NAME=PATH, a folder or a name on the hub"
 
 
 def use(context: Context, name: str, conversation: Conversation | None = None) -> None:
@@ -62,21 +61,24 @@ def _facts(adapter: AdapterView) -> str:
 def load(context: Context) -> None:
     """Ask for a name and a folder; the chat uses the adapter as soon as it is loaded."""
     conversation = context.chats.active  # loading takes time, and another may be active then
+    place = context.program.backend.elsewhere
+    where = f" on {place}, or" if place else ", a folder or"
+    question = f"Load a LoRA adapter: NAME=PATH{where} a name on the hub"
 
-    async def ask_engine(place: AdapterPlace, answer: str) -> None:
+    async def ask_engine(adapter: AdapterPlace, answer: str) -> None:
         before = context.workspace.prompt.text
         try:
-            await context.program.backend.send(LoadAdapter(place.name, place.path))
+            await context.program.backend.send(LoadAdapter(adapter.name, adapter.path))
         except EngineError:
             undisturbed = len(context.app.screen_stack) == 1 and context.workspace.prompt.text == before
             if undisturbed and context.chats.active is conversation:
-                ask(context.app, _QUESTION, accept, answer, refused=True)
+                ask(context.app, question, accept, answer, refused=True)
             raise
         if conversation not in context.chats:
-            context.app.notify(f"The adapter {place.name} is loaded. The chat that asked for it is closed")
+            context.app.notify(f"The adapter {adapter.name} is loaded. The chat that asked for it is closed")
             return
-        use(context, place.name, conversation)
-        context.app.notify(f"{conversation.chat.letter.upper()} uses the adapter {place.name}")
+        use(context, adapter.name, conversation)
+        context.app.notify(f"{conversation.chat.letter.upper()} uses the adapter {adapter.name}")
 
     def accept(text: str) -> bool:
         if text.strip():
@@ -87,7 +89,7 @@ def load(context: Context) -> None:
                 return False
         return True
 
-    ask(context.app, _QUESTION, accept)
+    ask(context.app, question, accept)
 
 
 def _offers(context: Context) -> Iterator[Offer]:

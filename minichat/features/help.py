@@ -18,7 +18,7 @@ from minichat.settings.keymap import types
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
-Row = tuple[str, str, str, str]  # keys, what they do, other words for that, and the ids of the bindings
+Row = tuple[str, str, str, str]  # keys, what they do, other words for both, and the ids of the bindings
 Section = tuple[str, list[Row]]  # title and rows
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
@@ -104,18 +104,29 @@ class HelpScreen(Dialog[ScreenCommand]):
         """The commands by group, then the keys of each place."""
         for group, commands in groupby(self._commands, key=lambda command: command.group):
             rows = [
-                (" ".join(map(key_name, keys)), each.title, each.also, each.id)
+                (
+                    " ".join(map(key_name, keys)),
+                    each.title,
+                    f"{each.also} {self._written([each.id])}",
+                    each.id,
+                )
                 for each in commands
                 if (keys := self._keys.of(each.id)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
-                rows.append((self._keys.names(_CHATS), "Go to chat 1-9", "", " ".join(_CHATS)))
+                written = self._written(_CHATS)
+                rows.append((self._keys.names(_CHATS), "Go to chat 1-9", written, " ".join(_CHATS)))
             yield group, rows
         for section in self._sections:
-            yield (
-                self._named(section.title),
-                [(self._named(keys), what, "", " ".join(_IDS.findall(keys))) for keys, what in section.rows],
-            )
+            rows = []
+            for template, what in section.rows:
+                named, ids = self._named(template), " ".join(_IDS.findall(template))
+                rows.append((named, what, f"{named.replace('^', 'ctrl+')} {self._written(ids.split())}", ids))
+            yield self._named(section.title), rows
+
+    def _written(self, ids: Iterable[str]) -> str:
+        """The keys as the settings write them, such as ctrl+pagedown; they are shown as ^PgDn."""
+        return " ".join(chain.from_iterable(map(self._keys.of, ids)))
 
     def _named(self, text: str) -> str:
         """Replace the binding ids in a text by their keys."""

@@ -198,16 +198,25 @@ class EngineLifecycle:
         return True
 
     def _asks_first(self) -> bool:
-        """Warn once if replies are running that a restart would end. Return whether a warning was shown."""
-        running, now = len(self.program.chats.streaming), self.program.start.clock()
-        if not running or self.program.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
+        """Warn once if a restart would end replies or a conversion. Return whether a warning was shown."""
+        what, now = self._at_work, self.program.start.clock()
+        if not what or self.program.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
             return False
         self._asked_at = now
-        key, what = self.program.keys.name("program.restart"), "A reply is running"
-        what = what if running == 1 else f"{running} replies are running"
+        key = self.program.keys.name("program.restart")
         ways = f"press {key} again to stop and restart"
         self.program.app.notify(f"{what}; {ways}", severity="warning")
         return True
+
+    @property
+    def _at_work(self) -> str:
+        """What a restart would end."""
+        running, latest = len(self.program.chats.streaming), self.program.main.engine.latest
+        if running:
+            return "A reply is running" if running == 1 else f"{running} replies are running"
+        if latest is not None and latest.change is not None and not latest.change.over:
+            return f"The weights are changing to {latest.change.scheme}"
+        return ""
 
     def report_loss(self, reason: str, error: Exception | None = None) -> None:
         """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""

@@ -21,7 +21,7 @@ from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
 from minichat.session.divergence import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
-from minichat.session.run import ConversationView, RunningReply
+from minichat.session.run import NEVER_SENT, ConversationView, RunningReply
 from minichat.session.services import ChatServices
 from minichat.session.strategies import Strategies
 from minichat.session.traces import Trace
@@ -86,7 +86,6 @@ class Conversation:
         first = not self.chat.earlier and (not messages or messages[0].id == edited)
         title = title_from(text) if first and not own else None
         self._answer(Message(0, "user", text, attachments=attachments), instead_of=edited, title=title)
-        self.editing = None if replace else self.editing
 
     def retry(self, message_id: int | None = None) -> bool:
         """Regenerate the last reply, or the given one and remove what follows."""
@@ -206,7 +205,7 @@ class Conversation:
         """Prepare for the end of the program. A reply that outlives it is left for the next screen."""
         run = self.run
         if run is None or run.task is None or not self._stays(run):
-            await self.stop_and_wait()
+            await self.cut_short("" if run is None or run.reply is not None else NEVER_SENT)
             return
         run.left = True
         await run.arrival(run.task, _END_WITHIN)
@@ -270,6 +269,7 @@ class Conversation:
         turn = (*said, Message(0, "assistant", "", state="streaming", params=params))
         added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)
         chat.title = chat.title if title is None else title
+        self.editing = None if self.editing == instead_of else self.editing
         if instead_of is not None:
             chat.messages = [message for message in chat.messages if message.id < instead_of]
             self.show_messages()

@@ -28,6 +28,7 @@ _STATES: dict[Finish, State] = {
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
 _SAMPLED = "sampled"  # beside a message's parameters while it streams: how, for the next screen
+NEVER_SENT = "the screen was closed before the engine had the message"  # as the reason of its reply
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 

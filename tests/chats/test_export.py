@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from engine.api.params import Grammar, SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats
+from minichat.chats.rows import plain_params
 from minichat.chats.store import Store
 
 text = st.text(max_size=20)
@@ -30,6 +31,13 @@ stats = st.builds(
     saved=seconds,
     decoding=seconds,
 )
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=2),
+)
 messages = st.builds(
     Message,
     id=st.just(0),
@@ -40,15 +48,8 @@ messages = st.builds(
     state=st.sampled_from(["done", "stopped", "failed"]),
     error=text,
     stats=st.none() | stats,
-    params=st.none() | st.dictionaries(text, st.integers() | text, max_size=2),
+    params=st.none() | params.map(plain_params),
     attachments=st.lists(st.builds(Attachment, text, text), max_size=2).map(tuple),
-)
-params = st.builds(
-    SamplingParams,
-    temperature=st.floats(0, 100),
-    seed=st.none() | st.integers(0, 2**64 - 1),
-    stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
-    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=2),
 )
 chats = st.builds(
     Chat,
@@ -138,6 +139,22 @@ def test_the_error_locates_the_fault_in_a_broken_export(store: Store, given: str
     with pytest.raises(BadExport, match=sentence):
         store.import_json(given)
     assert store.listing() == []
+
+
+def test_half_of_a_character_is_replaced_wherever_it_is(store: Store) -> None:
+    files, params = [{"name": "a\ud800", "text": "b\ud800"}], {"stop": ["\ud800"]}
+    stats = asdict(ReplyStats(2, 0.5, 0.25, 7, "\ud800"))
+    given = broken(params=params, message={"attachments": files, "stats": stats, "params": params})
+    chat = store.import_json(given)
+    for exported in (store.export_json(chat.id), store.export_markdown(chat.id)):
+        assert exported.encode().decode() == exported
+    assert store.history(chat.id)[0].attachments == (Attachment("a\ufffd", "b\ufffd"),)
+
+
+def test_settings_of_a_reply_that_this_version_does_not_know_are_left_out(store: Store) -> None:
+    params = {"beams": "x", "top_k": None, "warmth": 3, "min_p": 0.1}
+    chat = store.import_json(broken(message={"role": "assistant", "params": params}))
+    assert store.history(chat.id)[0].params == {"min_p": 0.1}
 
 
 def test_markdown_is_readable(store: Store) -> None:

@@ -103,7 +103,7 @@ def rest() -> Snapshot:
     blocks = np.arange(BLOCKS)
     owner = np.where((blocks >= 200) & (blocks < 240), 9, -1)
     view = BlockView(BLOCKS, 0 * blocks, owner, np.where(owner < 0, 0, 16), 0 * blocks, 0, 40, 7)
-    return replace(_moment(1), blocks=view, requests=(), waiting=0, running=0, rates=Throughput())
+    return replace(_moment(1), blocks=view, requests=(), waiting=0, running=0, finished=0, rates=Throughput())
 
 
 def with_experts(shot: Snapshot) -> Snapshot:

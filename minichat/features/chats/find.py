@@ -78,8 +78,15 @@ class FindBar(Horizontal):
         if not self.display:
             return
         place, total, whole = self._pane.transcript.find_count
-        found = f"{place} of {total}{'' if whole else '+'}" if total else "not found"
+        many = f"{total}{'' if whole else '+'}"
+        found = f"{place} of {many}" if place else f"{many} matches" if total else self._nothing()
         self.place.update(found if self.field.value else "")
+
+    def _nothing(self) -> str:
+        """Why there is no match. Reasoning, which may be shown, is not searched."""
+        needle, messages = self.field.value.lower(), self._pane.conversation.messages
+        thought = any(needle in each.reasoning.lower() for each in messages)
+        return "only in reasoning" if thought else "not found"
 
 
 class FindCloser:

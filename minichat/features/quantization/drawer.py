@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.events import DescendantFocus
+from textual.events import DescendantBlur, DescendantFocus
 from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
@@ -194,7 +194,6 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         before, self._changing = self._changing, snapshot.change is not None and not snapshot.change.over
         if self._changing is not before:
             self.post_message(HintsChanged())
-        self.change.update(Content(figures.change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
         self._snapshot = snapshot
         self._preview()
@@ -206,9 +205,12 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     @on(OptionList.OptionHighlighted)
     @on(DescendantFocus)
+    @on(DescendantBlur)
     def _preview(self) -> None:
-        """Show the effect of the selected scheme on weights and cache."""
+        """Show the effect of the selected scheme on weights and cache, and that of Esc on a conversion."""
         if self._snapshot is not None:
+            cancels = self.has_focus_within
+            self.change.update(Content(figures.change(self._snapshot, self._marks, cancels=cancels)))
             of_forms = self.forms.has_focus
             option = (self.forms if of_forms else self.schemes).highlighted_option
             name = option.id if option is not None and option.id else ""

@@ -1,8 +1,11 @@
 """F4: send the choices of the quantization drawer to the engine."""
 
+from collections.abc import Sequence
+
 from textual import on
 
 from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
+from engine.api.events import Event, Quantized
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
@@ -19,6 +22,7 @@ class QuantizationPanel(QuantizationDrawer):
         if context.program.start.ascii:
             self.obey(ASCII)
         context.signals.replaced.connect(lambda: self._date("of the previous engine"))
+        context.signals.events.connect(self._report)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         super().see_snapshot(snapshot)
@@ -27,6 +31,14 @@ class QuantizationPanel(QuantizationDrawer):
     def _date(self, age: str) -> None:
         """Show how old the figures are, if they are not current."""
         self.title.update("  ".join(filter(None, ("scheme", age))))
+
+    def _report(self, events: Sequence[Event]) -> None:
+        """Report a conversion that has failed, unless the drawer shows it."""
+        for event in events:
+            if isinstance(event, Quantized) and event.error and not self.display:
+                before = "not quantized" if event.before == "none" else event.before
+                why = f"cannot use {event.scheme}: {event.error}"
+                self.context.program.report(f"The weights are still {before}: {why}")
 
     @on(QuantizationDrawer.WeightSchemeChosen)
     def _quantize(self, chosen: QuantizationDrawer.WeightSchemeChosen) -> None:

@@ -108,14 +108,14 @@ def rows_of_steps(shot: Snapshot) -> str:
     return f"{rows}-{most} rows" if most else f"{rows}+ rows"
 
 
-def change(shot: Snapshot, marks: Marks) -> str:
-    """A running or failed conversion."""
+def change(shot: Snapshot, marks: Marks, *, cancels: bool) -> str:
+    """A running or failed conversion. `cancels`: whether Esc would cancel it."""
     if (found := shot.change) is None:
         return ""
     if not found.error:
         full = _BAR * found.done // max(found.total, 1)
         bar = marks.bar * full + marks.rest * (_BAR - full)
-        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc cancels"
+        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}{'  Esc cancels' * cancels}"
     state = (
         f"still {shot.quantization}"
         if found.over

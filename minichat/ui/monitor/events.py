@@ -83,7 +83,6 @@ class EventLog(Pane):
         self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match the filter
         self._back = 0  # lines scrolled up from the end
         self._woken = False
-        self.paused = False
         self._finder = EventFilter(placeholder="chat letter or text", compact=True)
         self._finder.cursor_blink = False
 
@@ -137,9 +136,8 @@ class EventLog(Pane):
         self._back = max(0, min(self._back, len(self._shown) - room))
         last = len(self._shown) - self._back
         shown = [self._shown[place] for place in range(max(0, last - room), last)]
-        count = (
-            f"{len(self._shown):,} of {len(self._entries):,}" if self.pattern else f"{len(self._entries):,}"
-        )
+        known = f"{len(self._entries) - len(self._fresh):,}"
+        count = f"{len(self._shown):,} of {known}" if self.pattern else known
         facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
         right = f"{self.signs.below} {self._back:,} new, End to follow" if self._back else ""
         if not shown:

@@ -28,12 +28,14 @@ class Experts(Pane):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
         self._loads: deque[tuple[float, ExpertLoad]] = deque()  # of the last seconds with steps
+        self._ends: tuple[ExpertLoad, ExpertLoad] | None = None  # the first and the last of those shown
 
     def remember(self, snapshot: Snapshot) -> None:
         """Record the counts, also while hidden."""
         load, before = snapshot.experts, self._loads[-1][1] if self._loads else None
         if load is None:
             self._loads.clear()
+            self._ends = None
             return
         if before is not None and np.array_equal(load.counts, before.counts) and load.like(before):
             return
@@ -42,6 +44,16 @@ class Experts(Pane):
         self._loads.append((snapshot.at, load))
         while len(self._loads) > 2 and self._loads[1][0] < snapshot.at - _WINDOW:
             self._loads.popleft()
+        self._take_in()
+
+    def pause(self, on: bool) -> None:
+        """Keep the bars as they are, and show the newest ones when they continue."""
+        super().pause(on)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        if self._loads and not self.paused:
+            self._ends = self._loads[0][1], self._loads[-1][1]
 
     @property
     def useful_lines(self) -> int | None:
@@ -51,12 +63,12 @@ class Experts(Pane):
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if self.snapshot is None:
             return super().rows(width, height)
-        if not self._loads:
+        if self._ends is None:
             return (self.heading(), ((" this model has no experts", "muted"),))
-        newest = self._loads[-1][1]
+        first, newest = self._ends
         load, since = newest, "since the start"
-        if len(self._loads) > 1:
-            load, since = newest.since(self._loads[0][1]), f"last {_WINDOW:g} s"
+        if first is not newest:
+            load, since = newest.since(first), f"last {_WINDOW:g} s"
         if not load.counts.any():
             return (self.heading(), ((" no activity yet", "muted"),))
         worst = load.imbalance()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import floor, log10
 
 WINDOWS = {"30 s": 30.0, "2 min": 120.0, "10 min": 600.0}
-_KEPT = 8192  # samples: ten minutes at 13 a second
+KEPT = 8192  # samples: ten minutes at 13 a second
 _HOLDS = 2.5  # seconds that a sample holds at most; the slowest polling is every two
 
 _LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)  # filled from the bottom
@@ -61,7 +61,7 @@ class History:
     """Timestamped samples of several values."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=_KEPT)
+        self._samples: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=KEPT)
 
     def add(self, at: float, *figures: float) -> None:
         if self._samples and at < self._samples[-1][0]:

@@ -89,6 +89,7 @@ class Pane(Widget, can_focus=True):
         self.signs = ASCII if ascii else UNICODE
         self.note = ""  # at the right end of the heading, such as "paused"
         self.flag = ""  # also there: switches that differ from the engine's start
+        self.paused = False  # it shows what it has, while more is recorded
         self.left_out = ""  # also there: the panes that do not fit below it
         self.snapshot: Snapshot | None = None
         self.owners: Mapping[int, Owner] = {}
@@ -99,6 +100,9 @@ class Pane(Widget, can_focus=True):
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
         self.draw()
+
+    def pause(self, on: bool) -> None:
+        self.paused = on
 
     @property
     def useful_lines(self) -> int | None:

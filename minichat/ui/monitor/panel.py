@@ -77,7 +77,8 @@ class MonitorPanel(Widget):
         self.paused = False
         self._cut = ""
         self._places = _Places()
-        self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None
+        self._newest: tuple[Snapshot, Mapping[int, Owner]] | None = None
+        self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None  # none since a pause
         self._placed: Mapping[int, Place] = {}
 
     def compose(self) -> ComposeResult:
@@ -88,15 +89,15 @@ class MonitorPanel(Widget):
         return self._places
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
-        self._latest = snapshot, owners
+        self._newest = snapshot, owners
         self.rates.remember(snapshot)
         self.experts.remember(snapshot)
         self.event_log.remember(snapshot)
-        self._show_latest()
+        self._show_newest()
 
     def forget(self) -> None:
         """Show no figures until the next engine has sent a snapshot. The graphs keep their history."""
-        self._latest = None
+        self._latest = self._newest = None
         for pane in self.panes.values():
             pane.snapshot, pane.flag = None, ""
         self._place_panes()
@@ -109,15 +110,20 @@ class MonitorPanel(Widget):
     def add_event(self, event: Event) -> None:
         self.event_log.add(event)
         match event:
-            case Switched(name=name, on=on):
-                self.rates.mark(named(name, on))
-            case Quantized(scheme=scheme, error=""):
-                self.rates.mark(f"weights {scheme}")
-            case Recached(scheme=scheme):
-                self.rates.mark(f"cache {scheme}")
+            case Switched(at=at, name=name, on=on):
+                self.rates.mark(at, named(name, on))
+            case Quantized(at=at, scheme=scheme, error=""):
+                self.rates.mark(at, f"weights {scheme}")
+            case Recached(at=at, scheme=scheme):
+                self.rates.mark(at, f"cache {scheme}")
+
+    def _show_newest(self) -> None:
+        if not self.paused:
+            self._latest = self._newest
+            self._show_latest()
 
     def _show_latest(self) -> None:
-        if self._latest is None or self.paused or not self.display:
+        if self._latest is None or not self.display:
             return
         self._update_panes(*self._latest)
         if self.places(self.size) != self._placed:  # a pane has more to show now
@@ -184,7 +190,7 @@ class MonitorPanel(Widget):
     def action_pause(self) -> None:
         self.paused = not self.paused
         self._note()
-        self._show_latest()
+        self._show_newest()
 
     def show_cut(self, cut: str) -> None:
         """Show how old the figures are while the link to the engine is down; empty: it is up."""
@@ -194,8 +200,8 @@ class MonitorPanel(Widget):
 
     def _note(self) -> None:
         """Show in each pane that its figures are not current."""
-        self.event_log.paused = self.paused
         for pane in self.panes.values():
+            pane.pause(self.paused)
             pane.note = self._cut or ("paused" if self.paused else "")
         self.draw()
 

@@ -8,10 +8,11 @@ from engine.api.snapshot import Snapshot
 from engine.api.speculation import Speculation
 from minichat.plural import plural
 from minichat.ui.monitor.figures import clock_time, per_second
-from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up
+from minichat.ui.monitor.graphs import KEPT, WINDOWS, History, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
 from minichat.ui.snapshot_poller import quiet
 
+_Sample = tuple[float, float, float, str]  # engine's time, rates, local time
 _MARKS = 32
 _LABEL = 22  # cells of ` prefill   1,234 tok/s`
 
@@ -30,17 +31,33 @@ class RateGraphs(Pane):
         self.as_of = ""  # the local time of the newest sample
         self.window = next(iter(WINDOWS))
         self._history = History()
-        self._ran = False
+        self._fresh: deque[_Sample] = deque(maxlen=KEPT)  # since the pause
+        self._recorded = False  # whether there is any rate but 0
         self._marks: deque[tuple[float, str]] = deque(maxlen=_MARKS)  # time and label
 
     def remember(self, snapshot: Snapshot) -> None:
         """Record the rates, also while hidden, so that the graphs have no gap."""
         rates = snapshot.rates
-        if snapshot.at < self._history.now:
-            self._marks.clear()  # a new engine has a new clock
-        self._history.add(snapshot.at, rates.prefill, rates.decode)
-        self._ran = self._ran or rates.prefill + rates.decode > 0
-        self.as_of = clock_time(self.clock())
+        self._fresh.append((snapshot.at, rates.prefill, rates.decode, clock_time(self.clock())))
+        self._take_in()
+
+    def pause(self, on: bool) -> None:
+        """Keep the graphs as they are, and show what has been recorded since when they continue."""
+        super().pause(on)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        while self._fresh and not self.paused:
+            at, prefill, decode, self.as_of = self._fresh.popleft()
+            if at < self._history.now:
+                self._marks.clear()  # a new engine has a new clock
+            self._history.add(at, prefill, decode)
+            self._recorded = self._recorded or prefill + decode > 0
+
+    @property
+    def _ran(self) -> bool:
+        """Whether the engine has worked, maybe before this screen was opened."""
+        return self._recorded or (self.snapshot is not None and self.snapshot.finished > 0)
 
     @property
     def useful_lines(self) -> int | None:
@@ -51,9 +68,9 @@ class RateGraphs(Pane):
         self.window = names[(names.index(self.window) + 1) % len(names)]
         self.draw()
 
-    def mark(self, what: str) -> None:
-        """Draw a labeled line through the graphs at the current time."""
-        self._marks.append((self._history.now, what))
+    def mark(self, at: float, what: str) -> None:
+        """Draw a labeled line through the graphs at a time on the engine's clock."""
+        self._marks.append((at, what))
         self.draw()
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
@@ -125,7 +142,7 @@ class RateGraphs(Pane):
         if not dots:
             return {}
         places = ((self._history.column(at, WINDOWS[self.window], dots), what) for at, what in self._marks)
-        return {place * cells // dots: what for place, what in places if place >= 0}
+        return {place * cells // dots: what for place, what in places if 0 <= place < dots}
 
     def _crossed(self, line: str, look: str, marked: Iterable[int]) -> list[Span]:
         spans: list[Span] = []

@@ -344,8 +344,9 @@ class Transcript(ScrollView, can_focus=True):
         y = self._view.top(entry) + entry.part_top(EntryPart.FOLD)
         if self._window.top <= y:
             self._window.leave()
-        entry.toggle()
-        self._view.changed(entry)
+        with self._window.not_new(y):
+            entry.toggle()
+            self._view.changed(entry)
         self._window.stay(self._window.top)
 
     def on_click(self, event: events.Click) -> None:

@@ -128,12 +128,12 @@ class Viewport:
         self._resize_column()
 
     def _measure(self, top: int, bottom: int) -> None:
-        with self._not_new(bottom):
+        with self.not_new(bottom):
             self._view.measure(top, bottom, budget())
 
     @contextmanager
-    def _not_new(self, bottom: int) -> Iterator[None]:
-        """Heights above `bottom` are corrected: lines that were there when the user left are not new."""
+    def not_new(self, bottom: int) -> Iterator[None]:
+        """Heights above `bottom` are corrected, or folded: lines that the user has left are not new."""
         before, seen = self._view.total, bottom <= self._left_at
         yield
         if seen:
@@ -214,7 +214,7 @@ class Viewport:
     def _read_on(self) -> None:
         self._reading = None
         for entry in self._unread()[:1]:
-            with self._not_new(self._view.top(entry) + entry.height):
+            with self.not_new(self._view.top(entry) + entry.height):
                 entry.catch_up(budget())
                 self._view.changed(entry)
         self.stay(self.top)

@@ -144,3 +144,13 @@ async def test_the_list_has_the_adapter_of_the_chat_even_if_it_is_not_loaded(
         lines = [" ".join(line.strip("│ ").split()) for line in it.screen_text().split("\n")]
         assert any("* gone not loaded" in line for line in lines)
         assert "rank 16  3.00 MB  sql-lora" in it.screen_text()
+
+
+@run
+async def test_an_attached_screen_says_on_which_machine_the_folder_is(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([snapshot()], elsewhere="box:8000")) as it:
+        await it.until(lambda: it.main.engine.latest)
+        adapters.load(it.app.context)
+        question = "Load a LoRA adapter: NAME=PATH on box:8000, or a name on the hub"
+        await it.pilot.pause()
+        assert question in it.screen_text()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from minichat.ui.transcript import Transcript
 from tests.app.conftest import run
 from tests.cases import soak
 
@@ -164,3 +165,25 @@ async def test_keys_that_arrive_while_the_pane_of_a_new_chat_is_created(bench: C
             await it.command(id)
         await it.until(lambda: find_bar(it) == f" find {KEYS}")
         assert it.failures == []
+
+
+@run
+async def test_it_says_that_a_word_is_only_in_reasoning(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "<think>A Secret thought.</think>Four.")
+        assert it.app.chats.active.chat.messages[-1].reasoning == "A Secret thought."
+        await it.pilot.press("ctrl+f", *"secret")
+        await it.until(lambda: find_bar(it).endswith("only in reasoning"))
+        await it.pilot.press("x")
+        await it.until(lambda: find_bar(it).endswith("not found"))
+
+
+@run
+async def test_a_match_whose_number_is_not_known_has_none(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "hello")
+        monkeypatch.setattr(Transcript, "find_count", (0, 28_200, False))  # counting all would take too long
+        await it.pilot.press("ctrl+f", *"hello")
+        await it.until(lambda: find_bar(it).endswith("  28200+ matches"))

@@ -122,3 +122,22 @@ def test_millions_of_blocks_fit_beside_the_size() -> None:
     assert costs(scheme, "", 26) == ["2.11 kB  2,529,544 blocks"]
     assert costs(scheme, "", 24) == ["2.11 kB  2.53M blocks"]
     assert costs(scheme, "0.312 ms", 24) == ["2.11 kB  2.53M blocks", "0.312 ms a step"]
+
+
+@run
+async def test_escape_cancels_a_conversion_only_where_the_drawer_says_so(bench: Callable[..., Any]) -> None:
+    converting = replace(snapshot(), change=Change("int8", 3, 8))
+    backend = FakeBackend([converting])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "Esc cancels" in it.screen_text())
+        it.main.prompt.focus()
+        await it.until(lambda: "Esc cancels" not in it.screen_text())
+        assert "to int8: 3 of 8 layers" in it.screen_text()
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.quantization.display)
+        assert backend.quantized == []
+        await it.pilot.press("f4")
+        await it.until(lambda: "Esc cancels" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: backend.quantized == [""])

@@ -43,3 +43,26 @@ async def test_keys_that_type_or_send_stay_in_the_filter(bench: Callable[..., An
         await it.pilot.press("escape")
         await it.until(lambda: it.app.screen is it.main)
         assert not reply.finished, "Esc only closed the help"
+
+
+@run
+@pytest.mark.parametrize(
+    ("key", "action"),
+    [
+        ("Ctrl+P", "All commands"),
+        ("ctrl+n", "New chat"),
+        ("ctrl+z", "undo"),
+        ("pagedown", "Next chat"),
+        ("escape", "Stop this reply"),
+        ("alt+5", "Go to chat 1-9"),
+        ("plus", "update faster"),
+    ],
+)
+async def test_the_filter_finds_keys_as_the_settings_write_them(
+    bench: Callable[..., Any], key: str, action: str
+) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "type to filter" in it.screen_text())
+        it.app.screen.query_one("Input").value = key
+        await it.until(lambda: action in it.screen_text() and "Nothing matches" not in it.screen_text())

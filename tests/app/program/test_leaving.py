@@ -5,7 +5,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.app.conftest import run
+from minichat.clients.fake import FakeBackend
+from tests.app.conftest import run, snapshot
 
 
 @run
@@ -20,3 +21,19 @@ async def test_work_that_never_started_leaves_no_warning(bench: Callable[..., An
         del it
         gc.collect()
     assert not [str(each.message) for each in seen if "never awaited" in str(each.message)]
+
+
+@run
+async def test_a_message_that_the_engine_never_had_says_so_at_the_next_start(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.loaded.clear()
+    async with bench(backend=backend) as it:
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "waiting" in it.screen_text())
+        await it.command("program.quit")
+    assert not it.replies
+    async with bench() as it:
+        assert "stopped: the screen was closed before the engine had the message" in it.screen_text()

@@ -227,6 +227,7 @@ async def test_a_page_can_be_played_again(bench: Callable[..., Any]) -> None:
         await it.until(lambda: len(it.replies) == 2)
         assert it.replies[0].finished
         assert outcome(it) == ""
+        assert "edit" not in str(it.main.prompt.border_title), "the page sends, the user edits nothing"
         first, second = (reply.prompt[-1]["content"] for reply in it.replies)
         assert first != second, "only the system prompt was read before"
         it.backend.emit(Admitted(0, 0.0, 1, 0), FirstToken(0, 0.0, 1, 0.5))

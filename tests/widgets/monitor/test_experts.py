@@ -83,3 +83,17 @@ async def test_a_model_without_experts_has_no_pane() -> None:
         assert pane.useful_lines == 0
         shown(pane, shot(*FIRST))
         assert pane.useful_lines == 4
+
+
+async def test_a_pause_keeps_the_bars() -> None:
+    pane = Experts(ascii=True)
+    async with staged(pane, (60, 6), focus=False):
+        before = shown(pane, shot((9, 0, 0), at=1), shot((9, 0, 4), at=2))
+        pane.pause(True)
+        for second in range(3, 30):
+            pane.remember(shot((9, second, 4), at=second))
+        pane.draw()
+        assert [line.rstrip() for line in lines(pane)] == before
+        pane.pause(False)
+        pane.draw()
+        assert "#1" in lines(pane)[1]

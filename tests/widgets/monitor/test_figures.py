@@ -154,7 +154,7 @@ async def test_a_mark_of_an_earlier_clock_is_not_in_the_graph() -> None:
     rates = RateGraphs(ascii=True)
     async with staged(rates, (55, 6), focus=False):
         rates.remember(at(100, when=500.0))
-        rates.mark("overlap off")
+        rates.mark(500.0, "overlap off")
         rates.update_from(at(100, when=500.0), OWNERS)
         assert "overlap off" in lines(rates)[0]
         rates.remember(at(100, when=3.0))

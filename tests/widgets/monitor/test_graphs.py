@@ -4,9 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api.events import Switched
+from engine.api.snapshot import Snapshot, Throughput
 from minichat.plural import plural
+from minichat.ui.monitor import MonitorPanel
 from minichat.ui.monitor.figures import duration, ranges, size
 from minichat.ui.monitor.graphs import bar, graph, shares
+from tests.waiting import until
+from tests.widgets.monitor.snapshots import OWNERS, snapshot
+from tests.widgets.monitor.stage import lines, staged
+
+
+def at(decode: float, *, when: float) -> Snapshot:
+    return snapshot(64, at=when, rates=Throughput(0.0, decode, 98.0, 5.2, 17.0))
+
 
 amounts = st.lists(st.floats(0, 1e9), max_size=50)
 
@@ -83,3 +94,52 @@ def test_nouns_agree_with_their_counts() -> None:
     assert ranges([566, 7, 8, 9, 565, 12]) == "7..9, 12, 565..566"
     assert ranges(range(0, 10, 2)) == "0, 2, 4, ..."
     assert (plural(1, "block"), plural(1200, "block")) == ("1 block", "1,200 blocks")
+
+
+async def test_a_change_while_the_engine_idles_is_marked_at_its_own_time() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)):
+        panel.update_from(at(100, when=100.0), OWNERS)
+        panel.update_from(at(0, when=101.0), OWNERS)  # the last one: an idle engine is not polled
+        panel.add_event(Switched(1, 400.0, "overlap", False))
+        assert "overlap off" not in lines(panel.rates)[0], "nothing is known of that time yet"
+        panel.update_from(at(100, when=401.0), OWNERS)
+        assert lines(panel.rates)[0].rstrip().endswith("overlap off")
+        assert "!" in lines(panel.rates)[1][-3:], "a second before the end"
+
+
+async def test_paused_graphs_stay_as_they_are_whatever_draws_them() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)) as pilot:
+        panel.update_from(at(100, when=100.0), OWNERS)
+        panel.focus_first()
+        await pilot.press("p")
+        shown = lines(panel.rates)
+        for second in range(101, 120):
+            panel.update_from(at(300, when=second), OWNERS)
+        panel.add_event(Switched(1, 118.5, "overlap", False))
+        panel.draw()  # as a new request does
+        assert lines(panel.rates) == shown
+        await pilot.press("p")
+        assert any("300 tok/s" in line for line in lines(panel.rates))
+        assert "overlap off" in lines(panel.rates)[0]
+
+
+async def test_panes_shown_during_a_pause_are_of_the_same_moment() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)) as pilot:
+        panel.maximize(1)
+        panel.update_from(snapshot(64, step=200, preemptions=1), OWNERS)
+        await pilot.press("p")
+        panel.update_from(snapshot(64, step=300, preemptions=2), OWNERS)
+        panel.maximize(3)
+        await until(lambda: "1 preemption " in " ".join(lines(panel.rates)))
+
+
+async def test_an_engine_that_worked_before_the_screen_was_opened_shows_its_figures() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)):
+        panel.update_from(snapshot(64, rates=Throughput(), finished=0), OWNERS)
+        await until(lambda: "no activity yet" in lines(panel.rates)[1])
+        panel.update_from(snapshot(64, rates=Throughput(), finished=40), OWNERS)
+        await until(lambda: panel.rates.size.height > 2 and "40 done" in " ".join(lines(panel.rates)))

@@ -23,7 +23,8 @@ from tests.widgets.monitor.stage import lines, received, staged
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
 EVEN = ExpertLoad((0, 1), 4, 2, np.ones(8, np.int64))
-IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
+NONE_YET = {"ttft": Quantiles(), "itl": Quantiles(), "step_times": StepTimes(), "finished": 0}
+IDLE = snapshot(640, rates=Throughput(), **NONE_YET)
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))

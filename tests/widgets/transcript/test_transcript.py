@@ -160,6 +160,22 @@ async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
 
 
 @scene
+async def test_reasoning_that_is_shown_adds_no_new_lines() -> None:
+    async with reading((60, 20)) as reader:
+        reader.transcript.show([reply(LINES, reasoning=LINES), user("Go on", 3), streaming(4)], "a")
+        await reader.settled()
+        await reader.press("home", "enter")
+        assert "Enter to hide" in reader.drawn()
+        assert "new line" not in reader.drawn()
+        reader.transcript.extend("well\n\nthen")
+        await reader.settled()
+        assert reader.lines()[-1].strip() == "-- ↓ 3 new lines, End to follow --"
+        await reader.press("enter")
+        assert "Enter to show" in reader.drawn()
+        assert reader.lines()[-1].strip() == "-- ↓ 3 new lines, End to follow --"
+
+
+@scene
 async def test_a_failed_reply_shows_why_and_offers_a_retry() -> None:
     async with reading() as reader:
         failed = Message(7, "assistant", "par", state="failed", error="3 blocks short\x1b[2J")
