@@ -206,6 +206,7 @@ def listen(
         def opened(done: "Future[None]") -> None:
             if done.exception():
                 built.end()
+            if built.should_exit:  # a signal came first
                 return
             host = startup.host.result()
             while_it_runs.callback(watch(host, callbacks.died))
