@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         keys = () if options.no_key else find_keys(options.api_key_file)
         return serve(options, keys)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
 
 
 def check(options: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         if picture is not None:
             _save(picture, bars_svg(bar_charts(options.question, results)))
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     return 1 if any(result.failed for result in results) else 0
 
 
