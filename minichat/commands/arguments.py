@@ -185,7 +185,9 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--name", default="main", metavar="NAME", help="the engine's name (default: main)")
+    command.add_argument(
+        "--name", type=given, default="main", metavar="NAME", help="the engine's name (default: main)"
+    )
 
 
 def add_looks(command: argparse.ArgumentParser) -> None:
