@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from tests.cli.conftest import Run
+
 REFUSED = [
     (["quality", "--schemes", "int5"], "unknown weight scheme 'int5'"),
     (["quality", "--schemes", "kv-int5"], "unknown cache scheme kv-int5"),
@@ -19,6 +23,10 @@ REFUSED = [
 ]
 PROGRAM = """
 import sys
+
+import pytest
+
+from tests.cli.conftest import Run
 from minichat.cli import main
 sys.modules["torch"] = None  # importing it fails
 for words in {words!r}:
@@ -36,3 +44,14 @@ def test_options_are_refused_without_torch() -> None:
     assert len(lines) == len(REFUSED)
     for line, (_, problem) in zip(lines, REFUSED, strict=True):
         assert problem in line
+
+
+def test_the_screen_names_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minichat.commands.tui._by_lines", lambda options: False)
+    monkeypatch.setattr("minichat.commands.tui._on_screen", lambda options: True)
+    assert run("chat", "hi", "--kv-host", -1) == (
+        2, "", "minichat: --kv-host must be gigabytes, 0 or more, not -1.0\n"
+    )  # fmt: skip
+    monkeypatch.setattr("minichat.commands.screen.take_terminal", lambda log: None)
+    ran = run("chat", "hi", "--top-p", 3)
+    assert (ran.code, ran.err) == (2, "minichat: --top-p: must be a number above 0 to 1, not 3.0\n")
