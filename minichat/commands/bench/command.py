@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from minichat.bench.setup import Setup
 
 _WIDTH = 130  # of a table that is not for a terminal
+_OF_ONE_QUESTION: dict[str, tuple[str, object]] = {  # options of one question, and their defaults
+    "draft": ("ablations", None),
+    "peer": ("peers", []),
+    "threads": ("peers", 1),
+    "price": ("energy", None),
+    "trace": ("throughput", "poisson"),
+    "ttft": ("throughput", 0.5),
+    "tpot": ("throughput", 0.05),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,18 +95,15 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
             raise BadInput(f"--{name} must be above 0, got {limit:g}")
     if any(rows < 1 for rows in options.rows):
         raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
+    for name, (question, unused) in _OF_ONE_QUESTION.items():
+        if question != options.question and getattr(options, name) != unused:
+            raise BadInput(f"--{name} has no effect with {options.question}; it is for {question}")
     if options.trace != "poisson" and not os.path.isfile(options.trace):
         raise BadInput(f"--trace {options.trace}: no such file")
     if options.trace != "poisson":
         traced(Path(options.trace))  # another kind of file is reported before any case
     if options.adapter:
         raise BadInput("bench measures the model without adapters; leave out --adapter")
-    if options.draft and options.question != "ablations":
-        raise BadInput(f"--draft has no effect with {options.question}; it is for ablations")
-    if options.question != "peers":
-        for name, unused in (("peer", []), ("threads", 1)):
-            if getattr(options, name) != unused:
-                raise BadInput(f"--{name} has no effect with {options.question}; it is for peers")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     config, peers = engine_config(options), dict(_peer(each) for each in options.peer)
