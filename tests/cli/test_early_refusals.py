@@ -21,6 +21,8 @@ REFUSED = [
     (["bench", "quick", "--trace", "pyproject.toml"], "--trace has no effect with quick; it is for through"),
     (["bench", "memory", "--price", "3"], "--price has no effect with memory; it is for energy"),
     (["bench", "energy", "--threads", "2"], "--threads has no effect with energy; it is for peers"),
+    (["bench", "latency", "--json", "docs"], "--json docs is a folder; it takes the name of a file"),
+    (["bench", "latency", "--json", "no/such"], "--json no/such: the folder"),
     (["bench", "latency", "--plot", "x.png"], "must end in .svg"),
     (["bench", "latency", "--compare", "no/such"], "--compare no/such: no such file"),
     (["bench", "peers", "--peer", "vllm"], "--peer vllm must be NAME=PYTHON"),

@@ -44,7 +44,7 @@ _OF_ONE_QUESTION: dict[str, tuple[str, object]] = {  # options of one question, 
 def run(options: argparse.Namespace) -> int:
     try:
         picture = picture_file(options.plot)
-        earlier = _file(options.compare, must_exist=True)
+        earlier, file = _file(options.compare, must_exist=True), _file(options.json)
         if options.json and (problem := why_unpublished()):
             print(f"minichat: {problem}", file=sys.stderr)
         with _setup(options) as setup, _progress() as progress:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
             sittings = options.sittings or getattr(question, "SITTINGS", 2)
             measured = Measurement(
                 options.question, setup.settings, options.warmup, options.repeats, sittings,
-                file=_file(options.json), only=options.only, progress=progress,
+                file=file, only=options.only, progress=progress,
                 reset=setup.drop_engines, begin=_announcer(progress),
             )  # fmt: skip
             results = with_drift(list(_reported(measured.results(question.cases(setup)))))
@@ -74,6 +74,8 @@ def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
         raise BadInput(f"--compare {name}: no such file")
     if not os.path.isdir(path.absolute().parent):
         raise BadInput(f"--json {name}: the folder {path.absolute().parent} does not exist")
+    if os.path.isdir(path):
+        raise BadInput(f"--json {name} is a folder; it takes the name of a file")
     return CaseFile(path)
 
 
