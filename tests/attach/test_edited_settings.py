@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_a_start_notes_the_settings_that_it_uses(
     monkeypatch.setenv("HOME", str(tmp_path))
     locate().settings.parent.mkdir(parents=True)
     locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
+    import_module("engine.host.launching")  # its annotations need the real Popen
     monkeypatch.setattr(subprocess, "Popen", lambda given, **more: started.append(given))
     started: list[list[str]] = []
     assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
@@ -177,6 +179,13 @@ def test_it_is_only_asked_about_what_can_change(
     assert run("up", "--no-screen", "--policy=fcfs").code == 0
     changed(resident, "--dry-run", "--kv=int8")
     assert run("up", "--no-screen", "--kv=int8").code == 0
+
+
+def test_an_engine_with_weights_is_no_dry_run(run: Run, resident: Resident) -> None:
+    says = f"minichat: the engine main runs without --dry-run; {WAYS}\n"
+    assert run("up", "--no-screen", "--dry-run") == (2, "", says)
+    changed(resident, "--dry-run")
+    assert run("up", "--no-screen", "--dry-run", "--rate=5").code == 0
 
 
 def test_limits_of_latency_may_have_changed(run: Run, resident: Resident, shot: dict[str, Any]) -> None:
