@@ -88,13 +88,12 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         help="when the first token is due, for --policy latency",
     )
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that matches this schema")
+    form.add_argument(
+        "--json-schema", type=given, metavar="FILE", help="the reply is JSON that matches this schema"
+    )
     form.add_argument("--regex", metavar="PATTERN", help="the whole reply matches this regex")
     form.add_argument(
-        "--choice",
-        action="append",
-        metavar="TEXT",
-        help="the reply is one of these; repeatable",
+        "--choice", action="append", metavar="TEXT", help="the reply is one of these; repeatable"
     )
     group = command.add_argument_group("multiple replies and beam search")
     group.add_argument("--n", type=whole, metavar="N", help="number of replies, printed with their numbers")
@@ -223,7 +222,7 @@ def _add_rank(command: argparse.ArgumentParser) -> None:
         "meet", type=given, metavar="HOST:PORT:FILE", help="the engine's --meet, with the secret's file here"
     )
     command.add_argument(
-        "--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)"
+        "--device", type=given, default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)"
     )
 
 
@@ -262,7 +261,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
 def _add_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clear", action="store_true", help="remove all blocks")
     command.add_argument(
-        "--folder", metavar="DIR", help="the folder of --kv-disk (default: the cache folder)"
+        "--folder", type=given, metavar="DIR", help="the folder of --kv-disk (default: the cache folder)"
     )
 
 
@@ -279,10 +278,11 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     add_model(command)
     group = command.add_argument_group("comparison")
     group.add_argument(
-        "--text", metavar="FILE", help="the text to read (default: one that ships with minichat)"
+        "--text", type=given, metavar="FILE", help="the text to read (default: one that ships with minichat)"
     )
     group.add_argument(
         "--schemes",
+        type=given,
         metavar="S,S",
         help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: none,int8,int4,kv-int8,"
         "kv-fp8,kv-int4)",
@@ -292,12 +292,13 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--budgets",
+        type=given,
         metavar="N,N",
         help="compare windows and cache budgets of N tokens instead of schemes: perplexity and recall",
     )
     group.add_argument("--no-speed", action="store_true", help="skip the speed measurements")
     group.add_argument("--json", action="store_true", help="print the rows as JSON")
-    group.add_argument("--plot", metavar="FILE.svg", help="also save the plots as an SVG")
+    group.add_argument("--plot", type=given, metavar="FILE.svg", help="also save the plots as an SVG")
 
 
 def _add_tour(command: argparse.ArgumentParser) -> None:

@@ -118,7 +118,7 @@ def _any_of(text: str) -> str:
 def _schema(text: str) -> str:
     schema = _parsed(text, "a JSON schema")
     if not isinstance(schema, dict | bool):
-        raise BadParams("grammar", f"a JSON schema must be an object, true or false, not {text:.60}")
+        raise BadParams("grammar", f"must be an object, true or false, not {text:.60}")
     if schema is False:
         raise BadParams("grammar", "the JSON schema false allows no value")
     if key := too_large(schema):

@@ -4,6 +4,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineError
 from engine.api.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.models.find import BUILT_IN
@@ -63,8 +64,8 @@ def compare(
     in a temporary file: 4 bytes per vocabulary entry and token.
     """
     ordered = [REFERENCE, *(each for each in pairs if each != REFERENCE)]
-    with tempfile.TemporaryDirectory(prefix="minichat-quality-") as folder:
-        reference: np.ndarray | None = None
+    with _scratch() as folder:
+        reference: Path | None = None
         for choice in ordered:
             began = time.perf_counter()
             try:
@@ -77,7 +78,7 @@ def compare(
             loaded = time.perf_counter() - began
             ids = _ids(engine, text, most)
             if reference is None:
-                reference = _reference(engine, ids, Path(folder) / "reference")
+                reference = _reference(engine, ids, folder / "reference")
             row = _row(choice.name, engine, ids, reference, loaded, speed=speed)
             del engine
             gc.collect()
@@ -85,7 +86,27 @@ def compare(
                 torch.cuda.empty_cache()
             if choice in pairs:
                 yield row
-        del reference
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary folder."""
+    with _written():
+        folder = tempfile.TemporaryDirectory(prefix="minichat-quality-")
+    with folder:
+        yield Path(folder.name)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Report that the temporary folder has no room."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise EngineError(
+            f"cannot store log probabilities: {why}; set TMPDIR to a folder with room"
+        ) from None
 
 
 def _config(config: EngineConfig, choice: SchemePair) -> EngineConfig:
@@ -102,7 +123,7 @@ def _ids(engine: Engine, text: str, most: int) -> list[int]:
 
 
 def _row(
-    name: str, engine: Engine, ids: Sequence[int], reference: np.ndarray, loaded: float, *, speed: bool
+    name: str, engine: Engine, ids: Sequence[int], reference: Path, loaded: float, *, speed: bool
 ) -> QualityRow:
     runner = _runner(engine)
     score = _score(runner, ids, reference)
@@ -130,21 +151,20 @@ def _stretch(runner: ModelRunner) -> int:
     return min(STRETCH, runner.model.config.max_context, blocks * layer.block_size)
 
 
-def _reference(engine: Engine, ids: Sequence[int], file: Path) -> np.ndarray:
-    """Return the unquantized model's log probabilities [tokens, vocab], stored in a file."""
-    runner, at = _runner(engine), 0
-    reference = np.memmap(file, np.float32, "w+", shape=(len(ids) - 1, engine.limits.vocab))
-    for found, _ in read(runner, ids, _stretch(runner)):
-        reference[at : at + len(found)] = found.numpy()
-        at += len(found)
-    return reference
+def _reference(engine: Engine, ids: Sequence[int], file: Path) -> Path:
+    """Store the unquantized model's log probabilities [tokens, vocab] in a file."""
+    runner = _runner(engine)
+    with _written(), open(file, "wb") as out:  # a memory map of a full disk would end the process
+        out.writelines(found.numpy().tobytes() for found, _ in read(runner, ids, _stretch(runner)))
+    return file
 
 
-def _score(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> Score:
-    score, at = Score(), 0
-    for found, following in read(runner, ids, _stretch(runner)):
-        score.add(found, torch.from_numpy(np.array(reference[at : at + len(found)])), following)
-        at += len(found)
+def _score(runner: ModelRunner, ids: Sequence[int], reference: Path) -> Score:
+    score = Score()
+    with open(reference, "rb") as stored:
+        for found, following in read(runner, ids, _stretch(runner)):
+            theirs = np.fromfile(stored, np.float32, found.numel()).reshape(found.shape)
+            score.add(found, torch.from_numpy(theirs), following)
     return score
 
 

@@ -24,7 +24,9 @@ def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:
         metavar="M",
         help="a folder, a GGUF file, a hub name, or pocket, the built-in model (default)",
     )
-    group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
+    group.add_argument(
+        "--device", type=given, default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)"
+    )
     group.add_argument(
         "--tp",
         type=whole,
@@ -50,9 +52,12 @@ def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_scheduling(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--attention", default="auto", metavar="NAME", help="attention backend (see doctor)")
+    group.add_argument(
+        "--attention", type=given, default="auto", metavar="NAME", help="attention backend (see doctor)"
+    )
     group.add_argument(
         "--policy",
+        type=given,
         default="fcfs",
         metavar="NAME",
         help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
@@ -88,6 +93,7 @@ def _add_cache_size(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--kv-disk",
+        type=given,
         metavar="DIR:GB",
         help="keep the cache blocks of chats in a folder, so that they resume after a restart; auto, off "
         "(default: auto for the screen, off for other commands)",
@@ -117,6 +123,7 @@ def _add_drafts_and_adapters(group: argparse._ArgumentGroup) -> None:
 def _add_compression(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--quantization",
+        type=given,
         default="none",
         metavar="SCHEME",
         help="weight scheme: int8, int4, fp8, bnb-nf4 ... (default: none)",
@@ -178,7 +185,9 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--name", default="main", metavar="NAME", help="the engine's name (default: main)")
+    command.add_argument(
+        "--name", type=given, default="main", metavar="NAME", help="the engine's name (default: main)"
+    )
 
 
 def add_looks(command: argparse.ArgumentParser) -> None:

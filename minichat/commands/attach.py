@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         address = address_of(options, paths)
         asyncio.run(_check_server(address))
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     from minichat.clients.remote import RemoteBackend
 
     return show(

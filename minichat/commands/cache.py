@@ -21,17 +21,24 @@ def run(options: argparse.Namespace) -> int:
         if options.folder and not Path(place).is_dir():
             print(f"minichat: there is no folder {place}", file=sys.stderr)
             return 1
-        if not disk.folder.is_dir():
-            print(f"no blocks in {disk.folder}")
-            return 0
-        with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
-            found = index.clear() if options.clear else index.contents()
+        found = _found(disk, options.clear)
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         print(f"minichat: cannot use {disk.folder}: {why}", file=sys.stderr)
         return 1
-    print(_cleared(found) if options.clear else _shown(disk.folder, found))
+    if found is None:
+        print(f"no blocks in {disk.folder}")
+    else:
+        print(_cleared(found) if options.clear else _shown(disk.folder, found))
     return 0
+
+
+def _found(disk: DiskRoom, clear: bool) -> Contents | None:
+    """What the folder holds, or held before it was cleared; None without a folder."""
+    if not disk.folder.is_dir():
+        return None
+    with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
+        return index.clear() if clear else index.contents()
 
 
 def _cleared(found: Contents) -> str:

@@ -123,7 +123,8 @@ class Talk:
         try:
             self.params = self.params.changed(**{name: value})
         except EngineError as error:
-            _report(f"{error}{'; write it as JSON' if name in _JSON else ''}")
+            short = name in _JSON and not isinstance(value, list | dict)
+            _report(f"{error}{'; write it as JSON' if short else ''}")
 
     def _refuse(self, why: str) -> None:
         self.unanswered += 1
@@ -214,6 +215,6 @@ def _value(text: str) -> object:
     for kind in (json.loads, int, float):
         try:
             return kind(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return text

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         return code
     except BadParams as error:
         name = _form(options) if error.field == "grammar" else f"{error.field}:"
-        return failed(BadInput(f"{name} {error.problem}"))
+        return failed(BadInput(f"{name} {error.problem}"), options)
     except EngineError as error:
         return failed(error, options)
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ SAMPLING = (
 
 
 _MOST_ENGINES = 64
+_FIELD = re.compile(r"\w+(?=: | '| must | is | cannot )")  # of the configuration or of sampling, in an error
 _CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 
 
@@ -163,11 +165,13 @@ def picture_file(name: str | None) -> Path | None:
 
 
 def failed(error: EngineError, options: argparse.Namespace | None = None) -> int:
-    """Print the error, with the line of the settings that it is about. Return its exit code."""
+    """Print the error, with the line of the settings or the option that it is about. Return its exit code."""
     text = str(error)
     places = getattr(options, "places", {})
     if options is not None and (name := at_fault(error, options, places)):
         text = places[name] + text.removeprefix(f"{name}: ")
+    elif (field := _FIELD.match(text)) and getattr(options, field[0], None) is not None:
+        text = f"--{field[0].replace('_', '-')}{text[field.end() :]}"
     print(f"minichat: {text}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         names = SCHEMES if options.schemes is None else options.schemes
         rows, left_out = _measured(options, config, choices(names), text)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:

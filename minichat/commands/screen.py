@@ -77,7 +77,7 @@ def show(
     try:
         chosen = sampling_options(options, settings)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     continues = restarted()
     start = Start(
         model=model,

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         keys = () if options.no_key else find_keys(options.api_key_file)
         return serve(options, keys)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -206,6 +206,7 @@ def listen(
         def opened(done: "Future[None]") -> None:
             if done.exception():
                 built.end()
+            if built.should_exit:  # a signal came first
                 return
             host = startup.host.result()
             while_it_runs.callback(watch(host, callbacks.died))

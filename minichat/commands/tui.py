@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     except CannotAttach as error:
         return failed(BadInput(str(error)))
     except BadInput as error:
-        return failed(error)
+        return failed(error, options)
     if first is None:
         from minichat.commands import chat
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         config = engine_config(options)
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
 
     launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
     forms = {_FORMS[name]: form for name, form in converted.items()}

@@ -110,7 +110,7 @@ def _fits(resident: Resident, options: argparse.Namespace, present: PresentOptio
         raise BadInput(f"the engine {resident.name} runs {record.model}; {ways}")
     if present is None:
         return
-    plain = argparse.Namespace(**vars(options) | {"model": None, "dry_run": False, "rate": None})
+    plain = argparse.Namespace(**vars(options) | {"model": None, "rate": None})
     for word in serve_words(plain):
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if not present.has(name, word):

@@ -179,6 +179,13 @@ def test_it_is_only_asked_about_what_can_change(
     assert run("up", "--no-screen", "--kv=int8").code == 0
 
 
+def test_an_engine_with_weights_is_no_dry_run(run: Run, resident: Resident) -> None:
+    says = f"minichat: the engine main runs without --dry-run; {WAYS}\n"
+    assert run("up", "--no-screen", "--dry-run") == (2, "", says)
+    changed(resident, "--dry-run")
+    assert run("up", "--no-screen", "--dry-run", "--rate=5").code == 0
+
+
 def test_limits_of_latency_may_have_changed(run: Run, resident: Resident, shot: dict[str, Any]) -> None:
     changed(resident, "--policy=latency", "--target-ms=250.0", "--max-slowdown=2.0")
     shot |= {"policy": "latency", "latency_target": 0.25, "max_slowdown": 2.0}

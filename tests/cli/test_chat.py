@@ -101,6 +101,8 @@ def test_help_fits_80_columns(talk: Talk) -> None:
         ("/set seed 1 2", "seed: must be a whole number"),
         ("/set stop_ids 5", "stop_ids: must be a list, not 5; write it as JSON"),
         ("/set grammar a+", "grammar: must be a kind and a text, not 'a+'; write it as JSON"),
+        ('/set grammar {"kind": "xml", "text": "a"}', "not 'xml'\n"),  # it is JSON
+        (f"/set seed {'[' * 5000}", "seed: must be a whole number"),
         ("/sing", "unknown command /sing; type /help for the list"),
     ],
 )

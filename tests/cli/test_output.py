@@ -25,8 +25,8 @@ def test_onto_a_full_disk() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("command", ["--help", "serve --help", "--version"])
-def test_help_onto_a_full_disk(command: str) -> None:
+@pytest.mark.parametrize("command", ["--help", "serve --help", "--version", "cache"])
+def test_short_output_onto_a_full_disk(command: str) -> None:
     assert output(">/dev/full", command) == (1, "minichat: cannot write: No space left on device\n")
 
 

@@ -52,6 +52,22 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
     assert "--budgets: norms of 64 tokens is skipped: it needs at least 80 tokens" in ran.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_temporary_folder_is_reported(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("quality", "--model", model, "--tokens", 40, "--no-speed", "--device", "cpu", "--blocks", 32)
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (folder / "reference").symlink_to("/dev/full")
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_: str(folder))
+    problem = "minichat: cannot store log probabilities: {}; set TMPDIR to a folder with room\n"
+    assert run(*words) == (1, "", problem.format("No space left on device"))
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert run(*words) == (1, "", problem.format("No such file or directory"))
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -31,7 +31,7 @@ def _doubled(times: int) -> str:
     ("kind", "text", "words"),
     [
         ("json", "{", "is not a JSON schema: Expecting"),
-        ("json", "[1]", "a JSON schema must be an object"),
+        ("json", "[1]", "grammar: must be an object"),
         ("json", "false", "allows no value"),
         ("json", '{"type": "foo"}', "Invalid type: foo"),
         ("json", '{"not": {}}', 'Unimplemented keys: \\["not"\\]'),

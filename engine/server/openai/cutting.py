@@ -26,7 +26,8 @@ async def cut_prompts(
         return prompts
     fits = (await state.engine.snapshot()).max_context - max(reply, 1)
     if most > fits:
-        problem = f"must be at most {fits}, which leaves room for the reply, got {most}"
+        why = ", which leaves room for the reply" if reply else " for this model"
+        problem = f"must be at most {fits}{why}, got {most}"
         raise ApiError(400, f"truncate_prompt_tokens {problem}", param="truncate_prompt_tokens")
     if most == 0:
         problem = "must be at least 1, or -1 for as many as fit, got 0"

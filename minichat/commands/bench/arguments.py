@@ -29,15 +29,21 @@ def add_bench(command: argparse.ArgumentParser) -> None:
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", metavar="FILE", help="append a line per finished case; cases that it holds are not repeated"
+        "--json",
+        type=given,
+        metavar="FILE",
+        help="append a line per finished case; cases that it holds are not repeated",
     )
-    group.add_argument("--plot", metavar="FILE.svg", help="also save the figures as an SVG")
-    group.add_argument("--compare", metavar="FILE", help="show the ratio to the figures of an earlier --json")
+    group.add_argument("--plot", type=given, metavar="FILE.svg", help="also save the figures as an SVG")
+    group.add_argument(
+        "--compare", type=given, metavar="FILE", help="show the ratio to the figures of an earlier --json"
+    )
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--only",
+        type=given,
         action="append",
         default=[],
         metavar="NAME",

@@ -30,12 +30,21 @@ if TYPE_CHECKING:
     from minichat.bench.setup import Setup
 
 _WIDTH = 130  # of a table that is not for a terminal
+_OF_ONE_QUESTION: dict[str, tuple[str, object]] = {  # options of one question, and their defaults
+    "draft": ("ablations", None),
+    "peer": ("peers", []),
+    "threads": ("peers", 1),
+    "price": ("energy", None),
+    "trace": ("throughput", "poisson"),
+    "ttft": ("throughput", 0.5),
+    "tpot": ("throughput", 0.05),
+}
 
 
 def run(options: argparse.Namespace) -> int:
     try:
         picture = picture_file(options.plot)
-        earlier = _file(options.compare, must_exist=True)
+        earlier, file = _file(options.compare, must_exist=True), _file(options.json)
         if options.json and (problem := why_unpublished()):
             print(f"minichat: {problem}", file=sys.stderr)
         with _setup(options) as setup, _progress() as progress:
@@ -43,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
             sittings = options.sittings or getattr(question, "SITTINGS", 2)
             measured = Measurement(
                 options.question, setup.settings, options.warmup, options.repeats, sittings,
-                file=_file(options.json), only=options.only, progress=progress,
+                file=file, only=options.only, progress=progress,
                 reset=setup.drop_engines, begin=_announcer(progress),
             )  # fmt: skip
             results = with_drift(list(_reported(measured.results(question.cases(setup)))))
@@ -53,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         if picture is not None:
             _save(picture, bars_svg(bar_charts(options.question, results)))
     except EngineError as error:
-        return failed(error)
+        return failed(error, options)
     return 1 if any(result.failed for result in results) else 0
 
 
@@ -65,6 +74,8 @@ def _file(name: str | None, *, must_exist: bool = False) -> CaseFile | None:
         raise BadInput(f"--compare {name}: no such file")
     if not os.path.isdir(path.absolute().parent):
         raise BadInput(f"--json {name}: the folder {path.absolute().parent} does not exist")
+    if os.path.isdir(path):
+        raise BadInput(f"--json {name} is a folder; it takes the name of a file")
     return CaseFile(path)
 
 
@@ -86,18 +97,15 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
             raise BadInput(f"--{name} must be above 0, got {limit:g}")
     if any(rows < 1 for rows in options.rows):
         raise BadInput(f"--rows must be at least 1, got {min(options.rows)}")
+    for name, (question, unused) in _OF_ONE_QUESTION.items():
+        if question != options.question and getattr(options, name) != unused:
+            raise BadInput(f"--{name} has no effect with {options.question}; it is for {question}")
     if options.trace != "poisson" and not os.path.isfile(options.trace):
         raise BadInput(f"--trace {options.trace}: no such file")
     if options.trace != "poisson":
         traced(Path(options.trace))  # another kind of file is reported before any case
     if options.adapter:
         raise BadInput("bench measures the model without adapters; leave out --adapter")
-    if options.draft and options.question != "ablations":
-        raise BadInput(f"--draft has no effect with {options.question}; it is for ablations")
-    if options.question != "peers":
-        for name, unused in (("peer", []), ("threads", 1)):
-            if getattr(options, name) != unused:
-                raise BadInput(f"--{name} has no effect with {options.question}; it is for peers")
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     config, peers = engine_config(options), dict(_peer(each) for each in options.peer)

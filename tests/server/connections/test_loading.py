@@ -239,6 +239,37 @@ sys.exit(cli.main(["serve", "--no-key", "--uds", sys.argv[1], "--replicas", "2",
         started.wait()
 
 
+def test_a_signal_ends_a_server_whose_application_is_still_imported(tmp_path: Path) -> None:
+    """The engine is ready and the port closed when the application is there: nothing is announced."""
+    path = tmp_path / "s.sock"
+    program = """
+import asyncio, sys, threading
+from engine.server.http import early, listen
+from minichat import cli
+closed, build, shutdown = threading.Event(), early.EarlyApplication._build, listen.Server.shutdown
+def slow(self):
+    closed.wait(30)
+    self._startup.host.result(30)
+    return build(self)
+async def closing(self, sockets=None):
+    asyncio.get_running_loop().call_soon(closed.set)
+    await shutdown(self, sockets)
+early.EarlyApplication._build, listen.Server.shutdown = slow, closing
+sys.exit(cli.main(["serve", "--no-key", "--dry-run", "--uds", sys.argv[1]]))"""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            assert becomes(lambda: accepts_connections(path))
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://x", timeout=LIMIT) as client:
+                assert client.get("/health").json()["status"] == "loading"
+            started.send_signal(signal.SIGTERM)
+            assert (started.communicate(timeout=30)[1], started.returncode) == ("", 0)
+        finally:
+            started.kill()
+
+
 def test_the_helper_for_templates_is_there_before_the_first_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[object] = []
     with serving(dry()) as served, served.client() as client:

@@ -137,3 +137,14 @@ def test_what_cannot_be_is_refused_by_name(
     answer = reader.post(path, **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert not reader.seen
+
+
+def test_the_most_without_a_reply_leaves_no_room_for_one(reader: Reader) -> None:
+    def refusal(path: str, **fields: Any) -> Any:
+        return reader.post(path, truncate_prompt_tokens=CONTEXT, **fields).json()["error"]["message"]
+
+    limit = f"truncate_prompt_tokens must be at most {CONTEXT - 1}"
+    for path, fields in (("/v1/embeddings", {"input": TEXT}), ("/tokenize", {"prompt": TEXT})):
+        assert refusal(path, **fields) == f"{limit} for this model, got {CONTEXT}"
+    words = refusal(TEXTS, prompt=TEXT, max_tokens=1)
+    assert words == f"{limit}, which leaves room for the reply, got {CONTEXT}"
