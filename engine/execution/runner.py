@@ -86,12 +86,8 @@ class ModelRunner:
         self._drafts = StepDrafts(drafters or {}, self._batches, self._sampling_state, slots)
         self.graphs: bool | None = None
         self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
-        self._load, self.splitter, self._speeds = (
-            LoadMeter.of(device),
-            StepSplitter(model),
-            SpeedMeter(device),
-        )
-        self.experts = ExpertMeter(model).read
+        self._load, self.splitter = LoadMeter.of(device), StepSplitter(model)
+        self._speeds, self.experts = SpeedMeter(device), ExpertMeter(model).read
         self.arrivals = Arrivals(store.memory) if shared else Arrivals.on(device, store)  # no rank follows
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self._transfers = TransferRunner(tiers, blocks_of(store, device, self.arrivals))
