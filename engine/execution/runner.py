@@ -327,7 +327,7 @@ class ModelRunner:
         if self.device.type == "cpu":
             self.splitter.ask()
         scheme = None if self.weights is None else self.weights.scheme
-        return self._speeds.read(self.model, self.store.dtype, scheme)
+        return self._speeds.read(self.model, self.store.dtype, scheme, lambda: self.splitter.begun)
 
     def _run(self, piece: ModelInput, launched: InFlightStep) -> None:
         """Run the model. Sets `launched.prompts` for targets, and `launched.sample` for rows that sample."""

@@ -29,7 +29,7 @@ class StepSplitter:
     ) -> None:
         """`clock` says how long a request lasts, `timer` how long a part takes."""
         self._model, self._clock, self._timer = model, clock, timer
-        self._until = 0.0
+        self._until, self.begun = 0.0, 0  # `begun`: steps
         self._clocked: list[tuple[nn.Module, str, Clocked]] = []  # the installed timers
         self._spent, self._steps = [0.0] * (LAUNCH + 1), 0  # of this step; and the measured steps
         self.means: StepSplit | None = None
@@ -44,6 +44,7 @@ class StepSplitter:
 
     def begin(self) -> None:
         """Start a step: record the times of the one before."""
+        self.begun += 1
         requested = self._clock() < self._until
         if not requested and not self.on:
             return

@@ -23,17 +23,27 @@ _SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply
 
 
 class SpeedMeter:
-    """Measures once for each scheme of the weights."""
+    """Measures once for each scheme of the weights; again if steps ran beside the measurement."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._found: dict[str, Speeds] = {}
+        self._settled: set[str] = set()
 
-    def read(self, model: LanguageModel, dtype: torch.dtype, scheme: Scheme | None) -> Speeds:
-        """`dtype`: of the activations. `scheme`: None if the weights have none that can be changed."""
+    def read(
+        self, model: LanguageModel, dtype: torch.dtype, scheme: Scheme | None, steps: Callable[[], int]
+    ) -> Speeds:
+        """`dtype`: of the activations. `scheme`: None if the weights have none that can be changed.
+
+        `steps`: how many have begun. They use the device, too, so what is measured beside them is too low.
+        """
         name = "" if scheme is None else scheme.name
-        if name not in self._found:
-            self._found[name] = measure(self._device, dtype, weights_read(model), scheme)
+        if name not in self._settled:
+            before = steps()
+            found = measure(self._device, dtype, weights_read(model), scheme)
+            self._found[name] = Speeds(*map(max, found, self._found.get(name, found)))
+            if steps() == before:
+                self._settled.add(name)
         return self._found[name]
 
 

@@ -78,8 +78,8 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
     adapters = round(rates.adapters)
     parts = {"weights": weights, "KV cache": cache, "states": states, "adapters": adapters}
     moved = sum(parts.values())
-    memory = Use(moved, moved / seconds, speeds.read if speeds else 0.0)
-    arithmetic = Use(operations, operations / seconds, speeds.multiply if speeds else 0.0)
+    memory = _use(moved, seconds, speeds.read if speeds else 0.0)
+    arithmetic = _use(operations, seconds, speeds.multiply if speeds else 0.0)
     return Speed(
         sentence=_sentence(shot, speeds, memory, arithmetic, max(parts, key=parts.__getitem__), attention),
         times=times,
@@ -108,6 +108,12 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         joining=shot.joining,
         traffic=shot.traffic,
     )
+
+
+def _use(amount: float, seconds: float, peak: float) -> Use:
+    """Beside running steps, a peak is measured too low. It is at least what the steps reach."""
+    rate = amount / seconds
+    return Use(amount, rate, max(peak, rate) if peak else 0.0)
 
 
 def _products(shot: Snapshot) -> float:

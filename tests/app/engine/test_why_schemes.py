@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine.api.snapshot import StepTimes
 from engine.api.speculation import Speculation
-from engine.api.speeds import Reads
+from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII
@@ -99,3 +99,12 @@ def test_adapters_are_read_and_multiplied() -> None:
     )
     assert "200 MB of LoRA adapters per step" in described(found, 72, ASCII).plain
     assert "LoRA" not in described(without, 72, ASCII).plain
+
+
+def test_no_share_exceeds_the_whole() -> None:
+    """Steps that run while the device is measured make its peak too low."""
+    one = shot(StepTimes(launch=0.0125))
+    rate = explain(one, Speeds(1e18, 1e18)).memory.rate
+    found = explain(one, Speeds(rate / 2, 1.0))
+    assert (found.memory.share, found.arithmetic.share) == (1.0, 1.0)
+    assert explain(one, None).memory.most == 0.0

@@ -11,15 +11,16 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from engine.api.cache_spec import CacheSpec, LayerSpec, StateSpec
-from engine.api.speeds import Reads
+from engine.api.speeds import Reads, Speeds
 from engine.execution import traffic
+from engine.execution.runner import ModelRunner
 from engine.execution.traffic import measure, weights_read
 from engine.kv.store import KVStore
 from engine.quant.base import Scheme
 from engine.quant.linear import Linear, parameter
 from engine.quant.registry import named
 from tests.quant.changing import switch
-from tests.runner.small import engine_on, make
+from tests.runner.small import GREEDY, ask, drain, engine_on, make
 
 
 class Calls(TorchFunctionMode):
@@ -150,6 +151,26 @@ def test_each_scheme_is_measured_once(llama: Path, monkeypatch: pytest.MonkeyPat
         for _ in range(2):
             assert engine.runner.speeds().multiply > 0
     assert made == ["int8", "none"]
+
+
+def test_a_device_is_measured_again_if_steps_ran_beside_the_measurement(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [Speeds(2.0, 5.0), Speeds(3.0, 4.0), Speeds(9.0, 9.0)]
+    counts = iter([1, 7, 8, 8])  # steps before and after each measurement
+    monkeypatch.setattr(traffic, "measure", lambda *given: measured.pop(0))
+    engine, meter = engine_on(llama), traffic.SpeedMeter(torch.device("cpu"))
+    found = [meter.read(engine.runner.model, torch.float32, None, lambda: next(counts)) for _ in range(3)]
+    assert found == [Speeds(2.0, 5.0), Speeds(3.0, 5.0), Speeds(3.0, 5.0)]
+
+
+def test_steps_are_counted(llama: Path) -> None:
+    engine = engine_on(llama)
+    assert isinstance(engine.runner, ModelRunner)
+    before = engine.runner.splitter.begun
+    ask(engine, [1, 2, 3], GREEDY.changed(max_tokens=3))
+    drain(engine)
+    assert engine.runner.splitter.begun == before + 3
 
 
 def test_a_gpu_whose_limit_is_not_known_has_none() -> None:
