@@ -38,7 +38,7 @@ from engine.distributed.team import Team, team_of
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
-from engine.execution.memory import weight_bytes
+from engine.execution.memory import enough_memory, weight_bytes
 from engine.execution.runner import ModelRunner
 from engine.execution.weights import Weights
 from engine.fleet.exchange import exchange_tier
@@ -111,6 +111,7 @@ def assemble(
         raise
 
 
+@enough_memory()
 def _assembled(
     config: EngineConfig,
     place: ModelPlace,

@@ -1,14 +1,16 @@
 """Memory by purpose, in bytes; and work that may run out of it."""
 
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
 
-from engine.api.errors import NoMemory
+from engine.api.errors import BadInput, NoMemory
 from engine.api.speeds import Reads
 from engine.execution.traffic import experts_read, weights_read
 from engine.execution.weights import Weights
@@ -19,6 +21,7 @@ from engine.models.decoder import Decoder
 
 T = TypeVar("T")
 
+_LACKING = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free")
 _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
 
@@ -93,13 +96,30 @@ def weight_bytes(model: LanguageModel) -> int:
     return sum(each.nbytes for each in tensors.values() if not any(each is table for table in tables))
 
 
+def lacking(error: torch.OutOfMemoryError) -> str:
+    """What is missing, without torch's advice on its allocator."""
+    if found := _LACKING.search(str(error)):
+        return f"the GPU has no room for {found[1]} more, with {found[2]} free"
+    return str(error).partition(". ")[0]
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Say what to do if a model does not fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        advice = "another program may use it (see nvidia-smi); a smaller model or --quantization needs less"
+        raise BadInput(f"{lacking(error)}; {advice}") from None
+
+
 def with_memory(work: Callable[[], T], give_back: Callable[[], None], tries: int) -> T:
     """Run `work`. After each of `tries` that run out of memory, call `give_back`; then raise NoMemory."""
     for _ in range(tries):
         try:
             return work()
         except torch.OutOfMemoryError as error:
-            problem = str(error)
+            problem = lacking(error)
         # The error is gone here, and with it the tensors of the frames it held.
         give_back()
     raise NoMemory(problem)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine import assembly
 from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
@@ -101,6 +104,26 @@ def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytes
         tight[0] = len(least) < 20
     assert min(least) <= 2
     assert least[-1] == full
+
+
+OF_TORCH = (
+    "CUDA out of memory. Tried to allocate 2.95 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
+    "87.56 MiB is free. Including non-PyTorch memory, this process has 139.19 GiB memory in use. If reserved "
+    "but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+)
+
+
+def test_a_model_that_does_not_fit_says_what_to_do(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*given: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError(OF_TORCH)
+
+    monkeypatch.setattr(assembly, "load_share", load)
+    with pytest.raises(BadInput) as caught:
+        engine_on(llama)
+    assert str(caught.value) == (
+        "the GPU has no room for 2.95 GiB more, with 87.56 MiB free; another program may use it (see "
+        "nvidia-smi); a smaller model or --quantization needs less"
+    )
 
 
 @pytest.mark.cuda
