@@ -97,15 +97,15 @@ class WhyScreen(Dialog[None]):
     def _show(self) -> None:
         self.call_after_refresh(self._note_scrolling)
         shot, before = self._engine.latest, self._engine.at_work
-        self._sheet.border_title = title = "Why this speed"
+        self._sheet.border_title = "Why this speed"
         if shot is None:
             self._text.update("The engine is not loaded.")
             return
-        if self._engine.cut:
-            title = f"Why this speed ({self._engine.cut})"
-        elif before is not None and before is not shot and not shot.running:
-            shot, title = before, "Why this speed (last run)"
-        self._sheet.border_title = title
+        last = before is not None and before is not shot and not shot.running
+        if before is not None and last:
+            shot = before
+        if when := ", ".join(filter(None, ("last run" if last else "", self._engine.cut))):
+            self._sheet.border_title = f"Why this speed ({when})"
         width = max(20, self._sheet.scrollable_content_region.width)
         lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
         late = shot is not self._engine.latest and shot.on_cpu and shot.split is None

@@ -212,6 +212,10 @@ async def test_when_idle_the_last_steps_are_explained(bench: Callable[..., Any])
         await it.until(lambda: "(last run)" in it.screen_text())
         assert "Memory-bound (weights)" in it.screen_text()
         assert "Open this during a reply" in it.screen_text()
+        it.main.engine.cut = "no link, as of 10:00:00"
+        await it.pilot.press("escape", "f8")
+        await it.until(lambda: "Why this speed (last run, no link, as of 10:00:00)" in it.screen_text())
+        assert "Memory-bound (weights)" in it.screen_text()
 
 
 @run
