@@ -40,14 +40,17 @@ async def fork(context: Context, message: Message | None = None) -> None:
 async def close(context: Context) -> None:
     conversation = context.chats.active
     context.workspace.keep_draft()
+    replying = conversation.streaming
     kept = await context.chats.close(conversation)
     context.workspace.take_away(conversation)
     context.workspace.prompt.focus()
-    context.app.notify(_can_be_reopened(context) if kept else "Chat closed. Another window had deleted it")
+    gone = "Chat closed. Another window had deleted it"
+    context.app.notify(_can_be_reopened(context, replying=replying) if kept else gone)
 
 
-def _can_be_reopened(context: Context) -> str:
-    return f"Chat closed. {context.keys.name('chat.reopen')} reopens it"
+def _can_be_reopened(context: Context, *, replying: bool) -> str:
+    closed = "Chat closed, its reply stopped" if replying else "Chat closed"
+    return f"{closed}. {context.keys.name('chat.reopen')} reopens it"
 
 
 async def delete(context: Context, chat_id: int) -> None:
@@ -93,7 +96,8 @@ def delete_active(context: Context) -> None:
 async def reopen(context: Context, chat_id: int | None = None) -> None:
     context.workspace.keep_draft()
     if conversation := context.chats.reopen(chat_id):
-        context.app.end_notice(_can_be_reopened(context))
+        for replying in (False, True):
+            context.app.end_notice(_can_be_reopened(context, replying=replying))
         context.workspace.follow_chat(conversation)
     else:
         context.app.notify("There is no closed chat", severity="warning")

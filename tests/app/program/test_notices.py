@@ -50,6 +50,17 @@ async def test_the_notice_of_a_closed_chat_ends_when_it_is_reopened(bench: Calla
 
 
 @run
+async def test_closing_a_chat_says_that_its_reply_was_stopped(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), shows_notices=True) as it:
+        reply = await it.say("first")
+        await it.until(lambda: reply in it.backend.replies)
+        await it.pilot.press("alt+w")
+        await it.until(lambda: "Chat closed, its reply stopped." in it.screen_text())
+        await it.pilot.press("alt+z")
+        await it.until(lambda: "Chat closed" not in it.screen_text())
+
+
+@run
 async def test_the_error_of_a_theme_ends_when_the_file_is_correct(
     bench: Callable[..., Any], root: Path
 ) -> None:
