@@ -57,8 +57,10 @@ def compare(
     most: int = 2048,
     speed: bool = True,
     refused: Callable[[str, str], None] = lambda scheme, reason: None,
+    begun: Callable[[str], None] = lambda scheme: None,
 ) -> Iterator[QualityRow]:
-    """Yield a row per scheme as soon as it is measured. `refused` is called for schemes that cannot run.
+    """Yield a row per scheme as soon as it is measured. `refused` is called for schemes that cannot run,
+    `begun` for each that is measured next.
 
     The unquantized model always runs first, even if it is not in `pairs`. Its log probabilities are stored
     in a temporary file: 4 bytes per vocabulary entry and token.
@@ -67,6 +69,7 @@ def compare(
     with _scratch() as folder:
         reference: Path | None = None
         for choice in ordered:
+            begun(choice.name)
             began = time.perf_counter()
             try:
                 engine = start(_config(config, choice))

@@ -70,18 +70,22 @@ def _measured(
         left_out.append(scheme)
         print(f"minichat: {scheme} is skipped: {reason}", file=sys.stderr)
 
-    rows: list[QualityRow] = []
-    for row in compare(
+    names = [each.name for each in pairs]
+
+    def begun(scheme: str) -> None:
+        if sys.stderr.isatty():
+            which = f" ({names.index(scheme) + 1} of {len(names)})" if scheme in names else ", for comparison"
+            print(f"minichat: measuring {scheme}{which}", file=sys.stderr)
+
+    rows = compare(
         config,
         pairs,
         text or own_text(config.model),
         most=options.tokens,
         speed=not options.no_speed,
         refused=refused,
-    ):
-        rows.append(row)
-        if sys.stderr.isatty():
-            print(f"minichat: {row.scheme}: {len(rows)} of {len(pairs)}", file=sys.stderr)
+        begun=begun,
+    )
     order = {each.name: at for at, each in enumerate(pairs)}
     return sorted(rows, key=lambda row: order[row.scheme]), bool(left_out)
 

@@ -1,6 +1,7 @@
 """`minichat quality`: a table, JSON, plots, and its usage errors."""
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +25,23 @@ def test_json_is_a_list_of_rows(run: Run, model: Path, tmp_path: Path) -> None:
     assert all(row.keys() >= KEYS for row in rows)
     assert rows[0]["kl"] == 0 < rows[2]["kl"]
     assert len({row["perplexity"] for row in rows}) == 3  # the effect of int8 is too small to bound its KL
+
+
+def test_each_scheme_is_named_on_a_terminal_before_it_is_measured(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    text = tmp_path / "text.txt"
+    text.write_text("a bird in the hand is worth two in the bush, or so they say")
+    ran = run(
+        "quality", "--model", model, "--text", text, "--schemes", "kv-int8,kv-fp8",
+        "--no-speed", "--device", "cpu", "--blocks", 32,
+    )  # fmt: skip
+    assert [each for each in ran.err.splitlines() if "measuring" in each] == [
+        "minichat: measuring none, for comparison",
+        "minichat: measuring kv-int8 (1 of 2)",
+        "minichat: measuring kv-fp8 (2 of 2)",
+    ]
 
 
 def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path) -> None:
