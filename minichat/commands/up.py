@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -112,13 +113,17 @@ def _fits(resident: Resident, options: argparse.Namespace, present: PresentOptio
         return
     plain = argparse.Namespace(**vars(options) | {"model": None, "rate": None})
     for word in serve_words(plain):
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        name = _name(word)
         if not present.has(name, word):
             now = " ".join(f"{option(name)}={value}" for value in present.values(name))
             runs = f"runs with {now}, not {word}" if now else f"runs without {word}"
             if name == "quantization" and (converted := present.conversion):
                 runs = f"is being converted {converted}, so it will run without {word}"
             raise BadInput(f"the engine {resident.name} {runs}; {ways}")
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def _unlike(
@@ -129,8 +134,10 @@ def _unlike(
         return []
     wants = dict(word.split("=", 1) for word in words if "=" in word)
     resident = present.resident
-    ways = f"to change that: {resident.command('down')}, then {resident.up}"
     problems, lines = [], lines_of(loaded, given)
+    settings = {*lines, *present.configured, "model"}
+    typed = [each for each in present.started if each not in words and _name(each) not in settings]
+    ways = f"to change that: {resident.command('down')}, then {shlex.join([*resident.up.split(), *typed])}"
     removed = [name for name in present.configured if name not in lines and name not in given]
     places = [*sorted(lines.items(), key=lambda each: each[1]), *((name, 0) for name in removed)]
     for name, line in places:

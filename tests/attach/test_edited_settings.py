@@ -73,8 +73,8 @@ def test_settings_that_were_removed_are_reported(run: Run, resident: Resident) -
     assert (code, err.splitlines()) == (
         0,
         [
-            f"minichat: {file}: engine.kv: {runs} fp8, which is no longer set; {AGAIN}",
-            f"minichat: {file}: engine.blocks: {runs} 64, which is no longer set; {AGAIN}",
+            f"minichat: {file}: engine.kv: {runs} fp8, which is no longer set; {AGAIN} --max-context=512",
+            f"minichat: {file}: engine.blocks: {runs} 64, which is no longer set; {AGAIN} --max-context=512",
             f"minichat: {resident.goes_on}",
         ],
     )
