@@ -19,16 +19,17 @@ from engine.quant.plain import Plain
 _TABLES = ("embed", "rope", "local_rope")  # a step looks up only a few rows of these
 _LEAST, _MOST = 2**20, 2**28  # bytes to read in the measurement
 _SECONDS = 0.1  # duration of each measurement
+_TRIES = 4  # each takes time from the steps that run beside it
 _SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply
 
 
 class SpeedMeter:
-    """Measures once for each scheme of the weights; again if steps ran beside the measurement."""
+    """Measures once for each scheme of the weights; again, a few times, if steps ran beside it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._found: dict[str, Speeds] = {}
-        self._settled: set[str] = set()
+        self._tries: dict[str, int] = {}  # that are left
 
     def read(
         self, model: LanguageModel, dtype: torch.dtype, scheme: Scheme | None, steps: Callable[[], int]
@@ -38,12 +39,11 @@ class SpeedMeter:
         `steps`: how many have begun. They use the device, too, so what is measured beside them is too low.
         """
         name = "" if scheme is None else scheme.name
-        if name not in self._settled:
+        if left := self._tries.get(name, _TRIES):
             before = steps()
             found = measure(self._device, dtype, weights_read(model), scheme)
             self._found[name] = Speeds(*map(max, found, self._found.get(name, found)))
-            if steps() == before:
-                self._settled.add(name)
+            self._tries[name] = left - 1 if steps() != before else 0
         return self._found[name]
 
 

@@ -1,5 +1,6 @@
 """The bytes that a step reads, and the measured speed of the device."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,21 @@ def test_a_device_is_measured_again_if_steps_ran_beside_the_measurement(
     engine, meter = engine_on(llama), traffic.SpeedMeter(torch.device("cpu"))
     found = [meter.read(engine.runner.model, torch.float32, None, lambda: next(counts)) for _ in range(3)]
     assert found == [Speeds(2.0, 5.0), Speeds(3.0, 5.0), Speeds(3.0, 5.0)]
+
+
+def test_a_busy_device_is_measured_a_few_times_only(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time takes something from the steps."""
+    steps, measured = itertools.count(), list[int]()
+
+    def measure(*given: Any) -> Speeds:
+        measured.append(1)
+        return Speeds(1.0, 1.0)
+
+    monkeypatch.setattr(traffic, "measure", measure)
+    engine, meter = engine_on(llama), traffic.SpeedMeter(torch.device("cpu"))
+    for _ in range(9):
+        meter.read(engine.runner.model, torch.float32, None, lambda: next(steps))
+    assert len(measured) == 4
 
 
 def test_steps_are_counted(llama: Path) -> None:
