@@ -83,13 +83,12 @@ class EventLog(Pane):
         self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match the filter
         self._back = 0  # lines scrolled up from the end
         self._woken = False
-        self.paused = False
         self._finder = EventFilter(placeholder="chat letter or text", compact=True)
         self._finder.cursor_blink = False
 
     @property
     def hints(self) -> Hints:
-        return (*self.HINTS[:-1], ("Esc", "all events")) if self.pattern else self.HINTS
+        return (*self.HINTS[:-1], ("Esc", "all events")) if self.pattern else super().hints
 
     def compose(self) -> ComposeResult:
         yield self._finder

@@ -87,6 +87,7 @@ class Pane(Widget, can_focus=True):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.signs = ASCII if ascii else UNICODE
+        self.paused = False
         self.note = ""  # at the right end of the heading, such as "paused"
         self.flag = ""  # also there: switches that differ from the engine's start
         self.left_out = ""  # also there: the panes that do not fit below it
@@ -95,6 +96,12 @@ class Pane(Widget, can_focus=True):
         self._rows: list[Line] = []
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
+
+    @property
+    def hints(self) -> Hints:
+        """The keys that work now."""
+        labels = {"monitor.pause": "resume"} if self.paused else {}
+        return tuple((key, labels.get(key, label)) for key, label in self.HINTS)
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners

@@ -22,6 +22,7 @@ from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane
 from minichat.ui.monitor.queues import Queues
 from minichat.ui.monitor.rates import RateGraphs
+from minichat.ui.panes.keybar import HintsChanged
 from minichat.ui.switches import changed_switches, named
 
 
@@ -185,6 +186,7 @@ class MonitorPanel(Widget):
         self.paused = not self.paused
         self._note()
         self._show_latest()
+        self.post_message(HintsChanged())
 
     def show_cut(self, cut: str) -> None:
         """Show how old the figures are while the link to the engine is down; empty: it is up."""
@@ -194,8 +196,8 @@ class MonitorPanel(Widget):
 
     def _note(self) -> None:
         """Show in each pane that its figures are not current."""
-        self.event_log.paused = self.paused
         for pane in self.panes.values():
+            pane.paused = self.paused
             pane.note = self._cut or ("paused" if self.paused else "")
         self.draw()
 

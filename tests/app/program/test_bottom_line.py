@@ -92,6 +92,20 @@ async def test_in_the_monitor_it_has_the_keys_of_the_panes(
 
 
 @run
+async def test_while_the_monitor_is_paused_the_key_resumes_it(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("alt+m")
+        for pane in (it.monitor.queues, it.monitor.latency):
+            pane.focus()
+            await it.until(lambda: "p pause" in keys())
+            await it.pilot.press("p")
+            await it.until(lambda: "p resume" in keys() and "p pause" not in keys())
+            await it.pilot.press("p")
+            await it.until(lambda: "p pause" in keys())
+
+
+@run
 async def test_what_escape_closes_first_is_said_first(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
