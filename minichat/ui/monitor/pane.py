@@ -20,7 +20,7 @@ from minichat.shell.themes import OKABE_ITO, readable
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.bindings import MAXIMIZE
 from minichat.ui.monitor.owners import UNKNOWN, Owner
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.transcript.glyphs import drawable
 
 Span = tuple[str, str | Style]  # text and its look: names from LOOKS, owner:INDEX, or a style
@@ -87,7 +87,7 @@ class Pane(Widget, can_focus=True):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.signs = ASCII if ascii else UNICODE
-        self.paused = False
+        self.paused = self._scrolls = False
         self.note = ""  # at the right end of the heading, such as "paused"
         self.flag = ""  # also there: switches that differ from the engine's start
         self.left_out = ""  # also there: the panes that do not fit below it
@@ -99,9 +99,20 @@ class Pane(Widget, can_focus=True):
 
     @property
     def hints(self) -> Hints:
-        """The keys that work now."""
+        return self.working(self.HINTS)
+
+    def working(self, hints: Hints) -> Hints:
+        """Those of the keys that do something now."""
         labels = {"monitor.pause": "resume"} if self.paused else {}
-        return tuple((key, labels.get(key, label)) for key, label in self.HINTS)
+        return tuple(
+            (key, labels.get(key, label)) for key, label in hints if self._scrolls or label != "scroll"
+        )
+
+    def tell_scrolling(self, scrolls: bool) -> None:
+        """Tell whether some lines do not fit."""
+        if scrolls != self._scrolls:
+            self._scrolls = scrolls
+            self.post_message(HintsChanged())
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.events import Evicted
 from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
@@ -153,9 +154,21 @@ async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -
         await it.pilot.press("alt+m")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
         await it.pilot.press("enter")
-        await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
+        await it.until(lambda: "Left Right cell  Enter map  1-6 pane  Esc map" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
+
+
+@run
+async def test_the_keys_that_scroll_the_events_are_there_if_they_do(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("alt+m")
+        it.monitor.event_log.focus()
+        await it.until(lambda: "/ filter" in keys() and "scroll" not in keys())
+        for number in range(40):
+            it.backend.emit(Evicted(number, 1.0, number, 1))
+        await it.until(lambda: "Up Down scroll  / filter" in keys())
 
 
 @run
