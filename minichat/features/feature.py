@@ -96,7 +96,7 @@ class MessageCommand:
     run: Callable[[Context, Message], Awaitable[None] | None]
     fits: Callable[[Message], bool] = field(default=lambda _: True)
     when_idle: bool = False  # only while no reply is streaming
-    cuts: bool = False  # removes later messages; listed last
+    cuts: bool = False  # removes later messages, as its line says; listed last
     asks: bool = False  # asks the engine at once: not offered while it would refuse
 
 
