@@ -40,6 +40,7 @@ class EngineLifecycle:
         self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
         self._asked_at = -_SURE_WITHIN
+        self._refused = ""  # the last notice of a refusal
 
     @property
     def refusal(self) -> str:
@@ -51,6 +52,17 @@ class EngineLifecycle:
         if not self.trouble:
             return ""
         return f"There is no engine. {self._ways[0]}"
+
+    def refuses(self) -> bool:
+        """Whether every request would fail now. If so, say why."""
+        if refusal := self.refusal:
+            self._refused = refusal
+            self.program.report(refusal)
+        return bool(refusal)
+
+    def _end_refusal(self) -> None:
+        """Remove a notice that is no longer true."""
+        self.program.end_notice(self._refused)
 
     @property
     def _ways(self) -> list[str]:
@@ -109,6 +121,7 @@ class EngineLifecycle:
         await asyncio.gather(*(each.cut_short(reason) for each in running))
         self.program.main.forget_requests()
         self.model, self.trouble = model, ""
+        self._end_refusal()
         try:
             snapshot = await self._begin(model, partial(self.program.backend.switch, model))
         except Exception as error:
@@ -151,6 +164,7 @@ class EngineLifecycle:
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
             self.report_loss(f"the engine has stopped: {snapshot.error}")
             return
+        self._end_refusal()
         program.main.banner.say("")
         program.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
@@ -233,6 +247,7 @@ class EngineLifecycle:
         self.program.main.banner.say("")
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "", False
         self._restarting = False
+        self._end_refusal()
         self.program.main.label()
 
     # The link to a remote engine
