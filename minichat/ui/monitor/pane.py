@@ -184,17 +184,18 @@ class Pane(Widget, can_focus=True):
     # For subclasses
 
     def heading(self, *facts: str, right: str = "") -> Row:
-        """The heading, `1 KV map  61%  ...`. Facts that do not fit are left out, the last first."""
+        """The heading, `1 KV map  61%  ...`. The last facts are left out if they do not fit, with a sign."""
         left = f"{self.signs.pointer if self.has_focus else ' '}{self.number} {self.title}"
         urgent = self.note or self.flag
         right = urgent or right or self.left_out
         width = self.size.width
         room = width - len(left) - (len(right) + 3 if right else 1)
-        words = ""
-        for fact in filter(None, facts):
-            if len(words) + 2 + len(fact) > room:
-                break
-            words += f"  {fact}"
+        shown = [f"  {fact}" for fact in facts if fact]
+        words = "".join(shown)
+        while shown and len(words) > room:
+            shown.pop()
+            words = "".join((*shown, f" {self.signs.cut}"))
+        words = words if len(words) <= room else ""
         gap = " " * max(1, width - len(left) - len(words) - len(right) - 1)
         look = "title selected" if self.has_focus else "title"
         return ((left, look), (words, "muted"), (gap, ""), (right, "warn" if urgent else "muted"))

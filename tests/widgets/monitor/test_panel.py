@@ -255,3 +255,19 @@ async def test_the_keys_that_scroll_listed_blocks_are_named_if_they_do() -> None
             await pilot.press("enter")
             assert ("scroll" in dict(kvmap.hints).values()) == scrolls == (len(kvmap.pointed()) > 7)
             await pilot.press("escape")
+
+
+async def test_a_heading_without_some_facts_says_so() -> None:
+    pane = Pane()
+    pane.number, pane.title = 7, "facts"  # type: ignore[misc]
+    async with staged(pane, (30, 3), focus=False) as pilot:
+        for width, words in (
+            (30, " 7 facts  one  two"),
+            (19, " 7 facts  one  two"),
+            (18, " 7 facts  one …"),
+            (12, " 7 facts …"),
+            (10, " 7 facts"),
+        ):
+            await pilot.resize_terminal(width, 3)
+            await pilot.pause()
+            assert "".join(text for text, _ in pane.heading("one", "", "two")).rstrip() == words
