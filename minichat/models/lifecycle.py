@@ -7,6 +7,7 @@ from functools import partial
 from engine.api.errors import (
     BadCheckpoint,
     BadInput,
+    BadWire,
     EngineError,
     HubUnreachable,
     ModelNotFound,
@@ -39,6 +40,7 @@ class EngineLifecycle:
         self.fetch = fetch
         self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
+        self._answers = False  # an engine elsewhere still runs, but cannot be used
         self._asked_at = -_SURE_WITHIN
         self._refused = ""  # the last notice of a refusal
 
@@ -72,7 +74,7 @@ class EngineLifecycle:
         start, backend = self.program.start, self.program.backend
         place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
         if backend.elsewhere:
-            does = "restarts the engine" if backend.starts else "reconnects"
+            does = "restarts the engine" if backend.starts and not self._answers else "reconnects"
             return [f"Correct {place} and press {again}" if place else f"{again} {does}"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
@@ -223,10 +225,10 @@ class EngineLifecycle:
         self.program.app.notify(f"{what}; {ways}", severity="warning")
         return True
 
-    def report_loss(self, reason: str, error: Exception | None = None) -> None:
+    def report_loss(self, reason: str, error: Exception | None = None, *, answers: bool = False) -> None:
         """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
         self.trouble = reason
-        self._failed = error
+        self._failed, self._answers = error, answers or isinstance(error, BadWire)
         self._restarting = self._stopping = False
         self._say_loss()
         self.program.main.label()  # nothing can be retried
@@ -255,7 +257,7 @@ class EngineLifecycle:
     def cut(self, event: LinkLost) -> None:
         """The link is down. Keep the screen; requests wait for the link."""
         if event.ended:
-            self.report_loss(event.why)
+            self.report_loss(event.why, answers=event.answers)
             if (last := self.program.main.engine.latest) is not None:
                 self.program.main.show_snapshot(last.ended(event.why))
             self.ready.set()  # release the waiting requests; they fail
