@@ -43,3 +43,12 @@ async def test_keys_that_type_or_send_stay_in_the_filter(bench: Callable[..., An
         await it.pilot.press("escape")
         await it.until(lambda: it.app.screen is it.main)
         assert not reply.finished, "Esc only closed the help"
+
+
+@run
+async def test_the_keys_that_scroll_the_help_are_named_if_it_does(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Up Down scroll  Esc close" in it.screen_text())
+        await it.pilot.press(*"quit")
+        await it.until(lambda: " Esc close" in it.screen_text() and "scroll  Esc" not in it.screen_text())
