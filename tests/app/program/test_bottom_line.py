@@ -195,3 +195,17 @@ async def test_in_a_searched_chat_it_has_the_keys_from_match_to_match(bench: Cal
         await it.until(lambda: "n N match" in keys() and "Esc close" in keys())
         await it.pilot.press("escape", "tab")
         await it.until(lambda: "m menu" in keys() and "match" not in keys())
+
+
+@run
+async def test_the_key_that_pins_a_chat_unpins_a_pinned_one(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("ctrl+n", "alt+g")
+        await it.until(lambda: "p pin" in keys())
+        await it.pilot.press("home", "p")
+        await it.until(lambda: "p unpin" in keys())
+        await it.pilot.press("down")
+        await it.until(lambda: "p pin" in keys())
+        await it.pilot.press("up", "p")
+        await it.until(lambda: "p pin" in keys())
