@@ -69,6 +69,9 @@ class Program(Protocol):
 
     def report(self, sentence: str) -> None: ...
 
+    def end_notice(self, message: str) -> None:
+        """Remove the notices with this text."""
+
     def follow_others(self) -> None:
         """Keep the replies up to date that another screen receives in the visible chats."""
 

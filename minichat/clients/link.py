@@ -63,7 +63,7 @@ class Watcher(Protocol):
 
     def back(self, hello: Hello) -> None: ...
 
-    def ended(self, why: str) -> None:
+    def ended(self, why: str, *, answers: bool) -> None:
         """Requests fail: the server refuses this screen, or has ended; in the latter case it may be back."""
         ...
 
@@ -75,7 +75,7 @@ class NoWatcher:
 
     def back(self, hello: Hello) -> None: ...
 
-    def ended(self, why: str) -> None: ...
+    def ended(self, why: str, *, answers: bool) -> None: ...
 
 
 class Gone(Protocol):
@@ -196,7 +196,7 @@ class Link:
                     why = now
                     self._watcher.lost(why, stopped=stopped)
             except EngineError as error:  # the server answers but refuses us
-                self._end(str(error))
+                self._end(str(error), answers=True)
                 return
             else:
                 self._over = ""
@@ -204,10 +204,10 @@ class Link:
                 self._up.set()
                 return
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, *, answers: bool = False) -> None:
         self._over = why
         self._up.set()
-        self._watcher.ended(why)
+        self._watcher.ended(why, answers=answers)
 
     async def _hello(self) -> Hello:
         assert self._client is not None

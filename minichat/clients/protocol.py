@@ -49,6 +49,7 @@ class LinkLost(Event):
 
     why: str
     ended: bool = False  # requests do not wait: it may never be back
+    answers: bool = False  # it still runs, but this program cannot use it
     stopped: bool = False  # the user is stopping the engine; its running replies may end
 
 

@@ -183,8 +183,8 @@ class RemoteBackend:
             self._listen_anew()
         self._emit(LinkBack(0, self._now(), seconds, restarted))
 
-    def ended(self, why: str) -> None:
-        self._emit(LinkLost(0, self._now(), why, ended=True))
+    def ended(self, why: str, *, answers: bool) -> None:
+        self._emit(LinkLost(0, self._now(), why, ended=True, answers=answers))
 
     def _take_hello(self, hello: Hello) -> None:
         if hello.boot != self._boot:
@@ -278,7 +278,7 @@ class RemoteBackend:
         except EngineDead:
             return  # the link has reported it
         except (EngineError, ValueError) as error:
-            self.ended(f"cannot read the engine's events: {error}")
+            self.ended(f"cannot read the engine's events: {error}", answers=True)
 
     def _emit(self, event: Event) -> None:
         for handler in self._handlers:

@@ -83,6 +83,7 @@ class ScreenCommand:
     footer: str = ""  # its label in the last line
     priority: bool = False  # also works above dialogs
     palette: bool = True
+    chosen: Handler | None = None  # what it does in the palette, if its key does more than its title says
     also: str = ""  # other words for it, which find it in the palette
     greeting: str = ""  # how an empty chat describes it
     enabled: Callable[[Context], bool] = always  # otherwise it is not listed and its key does nothing
@@ -96,7 +97,7 @@ class MessageCommand:
     run: Callable[[Context, Message], Awaitable[None] | None]
     fits: Callable[[Message], bool] = field(default=lambda _: True)
     when_idle: bool = False  # only while no reply is streaming
-    cuts: bool = False  # removes later messages; listed last
+    cuts: bool = False  # removes later messages, as its line says; listed last
     asks: bool = False  # asks the engine at once: not offered while it would refuse
 
 

@@ -57,13 +57,14 @@ class HelpScreen(Dialog[ScreenCommand]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet -help") as sheet:
-            sheet.border_title, sheet.border_subtitle = "Help", "Up Down scroll  Esc close"
+            sheet.border_title = "Help"
             yield self._field
             with self._body:
                 yield self._text
 
     def on_mount(self) -> None:
         self._field.focus()
+        self.watch(self._body, "show_vertical_scrollbar", self._note_scrolling)
 
     def on_key(self, event: Key) -> None:
         """Close, and run the command of a key that the filter has no use for: the help has just shown it."""
@@ -99,6 +100,9 @@ class HelpScreen(Dialog[ScreenCommand]):
         elif not words:
             lines.append(Content.styled(self._named(_LAST), "$text-muted"))
         self._text.update(Content("\n").join(lines))
+
+    def _note_scrolling(self, scrolls: bool) -> None:
+        self.query_one(".sheet").border_subtitle = f"{'Up Down scroll  ' if scrolls else ''}Esc close"
 
     def _all(self) -> Iterable[Section]:
         """The commands by group, then the keys of each place."""

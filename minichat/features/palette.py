@@ -1,6 +1,7 @@
 """Ctrl+P: the command palette lists every command and the features' extra entries."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ def entries(context: Context) -> Iterator[PaletteEntry]:
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)
-            start = partial(context.run, command)
+            start = partial(context.run, replace(command, run=command.chosen or command.run))
             yield PaletteEntry(command.title, command.group, key, start, command.also)
     for feature in context.features:
         if feature.offers is not None:

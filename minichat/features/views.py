@@ -19,7 +19,10 @@ def side_by_side(context: Context) -> None:
 
 
 def follow(context: Context) -> None:
-    context.workspace.transcript.follow()
+    transcript = context.workspace.transcript
+    if transcript.following:
+        context.app.notify("The end of the chat is followed already")
+    transcript.follow()
 
 
 VIEWS = Feature(

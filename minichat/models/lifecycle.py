@@ -7,6 +7,7 @@ from functools import partial
 from engine.api.errors import (
     BadCheckpoint,
     BadInput,
+    BadWire,
     EngineError,
     HubUnreachable,
     ModelNotFound,
@@ -39,7 +40,9 @@ class EngineLifecycle:
         self.fetch = fetch
         self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
+        self._answers = False  # an engine elsewhere still runs, but cannot be used
         self._asked_at = -_SURE_WITHIN
+        self._refused = ""  # the last notice of a refusal
 
     @property
     def refusal(self) -> str:
@@ -52,6 +55,17 @@ class EngineLifecycle:
             return ""
         return f"There is no engine. {self._ways[0]}"
 
+    def refuses(self) -> bool:
+        """Whether every request would fail now. If so, say why."""
+        if refusal := self.refusal:
+            self._refused = refusal
+            self.program.report(refusal)
+        return bool(refusal)
+
+    def _end_refusal(self) -> None:
+        """Remove a notice that is no longer true."""
+        self.program.end_notice(self._refused)
+
     @property
     def _ways(self) -> list[str]:
         """How to get an engine again."""
@@ -60,7 +74,7 @@ class EngineLifecycle:
         start, backend = self.program.start, self.program.backend
         place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
         if backend.elsewhere:
-            does = "restarts the engine" if backend.starts else "reconnects"
+            does = "restarts the engine" if backend.starts and not self._answers else "reconnects"
             return [f"Correct {place} and press {again}" if place else f"{again} {does}"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
@@ -109,6 +123,7 @@ class EngineLifecycle:
         await asyncio.gather(*(each.cut_short(reason) for each in running))
         self.program.main.forget_requests()
         self.model, self.trouble = model, ""
+        self._end_refusal()
         try:
             snapshot = await self._begin(model, partial(self.program.backend.switch, model))
         except Exception as error:
@@ -151,6 +166,7 @@ class EngineLifecycle:
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
             self.report_loss(f"the engine has stopped: {snapshot.error}")
             return
+        self._end_refusal()
         program.main.banner.say("")
         program.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
@@ -218,10 +234,10 @@ class EngineLifecycle:
             return f"The weights are changing to {latest.change.scheme}"
         return ""
 
-    def report_loss(self, reason: str, error: Exception | None = None) -> None:
+    def report_loss(self, reason: str, error: Exception | None = None, *, answers: bool = False) -> None:
         """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
         self.trouble = reason
-        self._failed = error
+        self._failed, self._answers = error, answers or isinstance(error, BadWire)
         self._restarting = self._stopping = False
         self._say_loss()
         self.program.main.label()  # nothing can be retried
@@ -242,6 +258,7 @@ class EngineLifecycle:
         self.program.main.banner.say("")
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "", False
         self._restarting = False
+        self._end_refusal()
         self.program.main.label()
 
     # The link to a remote engine
@@ -249,7 +266,7 @@ class EngineLifecycle:
     def cut(self, event: LinkLost) -> None:
         """The link is down. Keep the screen; requests wait for the link."""
         if event.ended:
-            self.report_loss(event.why)
+            self.report_loss(event.why, answers=event.answers)
             if (last := self.program.main.engine.latest) is not None:
                 self.program.main.show_snapshot(last.ended(event.why))
             self.ready.set()  # release the waiting requests; they fail

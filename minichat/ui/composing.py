@@ -70,8 +70,7 @@ class Composing:
         """Return whether the text can be sent. If not, say why; missing files are reported once."""
         if text != self._warned:
             self._context.app.end_notice(self._notice)
-        if refusal := self._context.lifecycle.refusal:
-            self._context.program.report(refusal)
+        if self._context.lifecycle.refuses():
             return False
         if not self._may_fail(text, to):
             return True

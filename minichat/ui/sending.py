@@ -61,8 +61,10 @@ def retry(context: Context, message_id: int | None = None) -> None:
     active = context.chats.active
     last = active.chat.messages[-1:]
     refused = [_refusal(each, active) for each in last if each.refused and message_id in (None, each.id)]
-    if why := context.lifecycle.refusal or "".join(refused):
-        context.program.report(why)
+    if context.lifecycle.refuses():
+        return
+    if refused:
+        context.program.report("".join(refused))
     elif active.streaming:
         warn_busy(context, [active])
     elif context.chats.replying_elsewhere(active):

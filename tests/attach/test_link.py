@@ -374,6 +374,7 @@ class TestOpening:
             it.proxy.restore()
             await it.until(lambda: it.events_of(LinkLost)[-1].ended)
             assert "update this program" in it.events_of(LinkLost)[-1].why
+            assert it.events_of(LinkLost)[-1].answers
             with pytest.raises(EngineDead, match="update this program"):
                 await reading
             with pytest.raises(EngineDead, match="update this program"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import EngineDead, EngineError
+from engine.api.errors import BadWire, EngineDead, EngineError
 from engine.api.events import FirstToken
 from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
@@ -112,6 +112,22 @@ async def test_a_screen_that_starts_its_engine_says_so(bench: Callable[..., Any]
         backend.emit(LinkLost(0, 1.0, STOPPED, ended=True))
         await it.until(lambda: f"F5 restarts the engine  |  {STOPPED}" in it.screen_text())
         assert it.app.lifecycle.refusal == "There is no engine. F5 restarts the engine"
+
+
+@run
+async def test_a_screen_that_cannot_read_its_engine_only_attaches_again(bench: Callable[..., Any]) -> None:
+    """F5 ends no engine that runs, as one of another version."""
+    backend = FakeBackend([snapshot()], elsewhere="engine main", starts=True)
+    async with bench((120, 30), backend=backend) as it:
+        await it.answered(await it.say("hello"))
+        backend.emit(LinkLost(0, 1.0, "update this program", ended=True, answers=True))
+        await it.until(lambda: "F5 reconnects  |  update this program" in it.screen_text())
+        backend.unloadable["tiny"] = BadWire("update it first")
+        await it.pilot.press("f5")
+        await it.until(lambda: "F5 reconnects  |  cannot attach to engine main: update" in it.screen_text())
+        backend.unloadable["tiny"] = EngineError("it has ended")
+        await it.pilot.press("f5")
+        await it.until(lambda: "F5 restarts the engine  |  cannot attach to engine main" in it.screen_text())
 
 
 def test_what_to_do_about_a_stopped_engine(tmp_path: Any) -> None:

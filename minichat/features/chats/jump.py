@@ -18,6 +18,7 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.monitor import figures
 from minichat.ui.monitor.figures import day
 from minichat.ui.panes.tabs import cut_title
 from minichat.ui.transcript.glyphs import one_line
@@ -45,10 +46,24 @@ class JumpScreen(PickScreen[Target]):
         super().__init__("Go to a chat", self._fitting, "search titles and messages")
         self.context, self._store = context, context.chats.services.store
         self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
+        self._dated_at = figures.wall_clock()
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)
         self.query_one(".sheet").border_subtitle = f"Enter go  {key} delete  Esc cancel"
+        self.set_interval(figures.CALENDAR_EVERY, self._look_at_calendar)
+
+    def _look_at_calendar(self) -> None:
+        """Chats of today have a time, no date. The highlighted one stays the same."""
+        if not day(self._dated_at):
+            return
+        self._dated_at = figures.wall_clock()
+        options = self.query_one(OptionList)
+        chosen = self.choice(options.highlighted_option)
+        self._list(self.query_one(Input).value)
+        for index, option in enumerate(options.options):
+            if chosen is not None and (now := self.choice(option)) is not None and now.value == chosen.value:
+                options.highlighted = index
 
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)

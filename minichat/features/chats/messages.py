@@ -30,12 +30,8 @@ MESSAGES = Feature(
     message_commands=(
         MessageCommand("Copy to the clipboard", _copy),
         MessageCommand("Fork the chat from here", fork),
-        MessageCommand(
-            "Edit and resend (removes later messages)", edit, _from_user, when_idle=True, cuts=True
-        ),
-        MessageCommand(
-            "Regenerate (removes later messages)", _retry, _from_model, when_idle=True, cuts=True, asks=True
-        ),
+        MessageCommand("Edit and resend", edit, _from_user, when_idle=True, cuts=True),
+        MessageCommand("Regenerate", _retry, _from_model, when_idle=True, cuts=True, asks=True),
     ),
     help=(
         HelpSection(

@@ -13,7 +13,7 @@ from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, 
 from minichat.session.conversation import Conversation
 from minichat.ui.marks import ASCII, UNICODE
 from minichat.ui.monitor.figures import token_rate
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.panes.tabs import cut_title
 
 _HEAD = 1  # lines above the chats
@@ -50,6 +50,16 @@ class ChatOverview(Widget, can_focus=True):
         self._marks = ASCII if context.program.start.ascii else UNICODE
         context.signals.changed.connect(self._changed)
         context.signals.chat_changed.connect(self._turned)
+
+    @property
+    def hints(self) -> Hints:
+        """The keys, for the selected chat."""
+        unpins = self.context.chats.is_pinned(self.chosen)
+        labels = {"overview.pin": "unpin"} if unpins else {}
+        return tuple((key, labels.get(key, label)) for key, label in self.HINTS)
+
+    def watch_at(self) -> None:
+        self.post_message(HintsChanged())
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         if self.context.chats.streaming:

@@ -23,6 +23,12 @@ def stop(context: Context) -> None:
         context.workspace.prompt.focus()
 
 
+def stop_reply(context: Context) -> None:
+    if not context.chats.active.streaming:
+        context.app.notify("No reply is running in this chat", severity="warning")
+    context.chats.active.stop()
+
+
 def stop_all(context: Context) -> None:
     if not context.chats.streaming:
         context.app.notify("No reply is running", severity="warning")
@@ -59,7 +65,7 @@ REPLIES = Feature(
         ScreenCommand(
             "prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False
         ),
-        ScreenCommand("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
+        ScreenCommand("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop", chosen=stop_reply),
         ScreenCommand("reply.stop_all", "Reply", "Stop all replies", stop_all),
         ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", sending.retry, "alt+r", "retry"),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),

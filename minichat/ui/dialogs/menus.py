@@ -27,8 +27,10 @@ def message_menu(context: Context, message_id: int) -> None:
     fitting = [
         each for each in known if not ((each.when_idle and active.streaming) or (each.asks and refuses))
     ]
+    loss = " (removes later messages)" if message is not active.chat.messages[-1] else ""
     choices = [
-        Choice(Content(f" {each.title}"), each) for each in sorted(fitting, key=lambda each: each.cuts)
+        Choice(Content(f" {each.title}{loss if each.cuts else ''}"), each)
+        for each in sorted(fitting, key=lambda each: each.cuts)
     ]
     context.app.push_screen(PickScreen("Message", lambda _: choices), take)
 

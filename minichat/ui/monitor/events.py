@@ -88,7 +88,7 @@ class EventLog(Pane):
 
     @property
     def hints(self) -> Hints:
-        return (*self.HINTS[:-1], ("Esc", "all events")) if self.pattern else self.HINTS
+        return (*super().hints[:-1], ("Esc", "all events")) if self.pattern else super().hints
 
     def compose(self) -> ComposeResult:
         yield self._finder
@@ -134,6 +134,7 @@ class EventLog(Pane):
             self._take_in()
         room = max(1, height - 1 - self._finder.display)
         self._back = max(0, min(self._back, len(self._shown) - room))
+        self.tell_scrolling(len(self._shown) > room)
         last = len(self._shown) - self._back
         shown = [self._shown[place] for place in range(max(0, last - room), last)]
         known = f"{len(self._entries) - len(self._fresh):,}"

@@ -11,6 +11,7 @@ _REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its repl
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 wall_clock = time.time  # pictures and tests have their own
+CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the machine sleeps
 
 
 def duration(seconds: float) -> str:

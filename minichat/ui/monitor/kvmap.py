@@ -87,7 +87,7 @@ class KVMap(Pane):
 
     @property
     def hints(self) -> Hints:
-        return _ZOOMED if self.zoomed else self.HINTS
+        return self.working(_ZOOMED if self.zoomed else self.HINTS)
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
@@ -146,6 +146,7 @@ class KVMap(Pane):
             facts = plural(len(pointed), "block")
             listed = block_rows(shot, self.owners, self._state, pointed, self.signs, self._texts)
             self._first = max(0, min(self._first, len(listed) - height + 1))
+            self.tell_scrolling(len(listed) >= height)
             return [self.heading(facts, right="Esc back"), *listed[self._first :]]
         lines = max(1, height - 1 - _BELOW)
         self._grid = Grid.fit(count, width, lines * (2 if self.halves else 1))

@@ -20,7 +20,7 @@ from minichat.shell.themes import OKABE_ITO, readable
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.bindings import MAXIMIZE
 from minichat.ui.monitor.owners import UNKNOWN, Owner
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.transcript.glyphs import drawable
 
 Span = tuple[str, str | Style]  # text and its look: names from LOOKS, owner:INDEX, or a style
@@ -87,6 +87,7 @@ class Pane(Widget, can_focus=True):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.signs = ASCII if ascii else UNICODE
+        self._scrolls = False
         self.note = ""  # at the right end of the heading, such as "paused"
         self.flag = ""  # also there: switches that differ from the engine's start
         self.paused = False  # it shows what it has, while more is recorded
@@ -96,6 +97,23 @@ class Pane(Widget, can_focus=True):
         self._rows: list[Line] = []
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
+
+    @property
+    def hints(self) -> Hints:
+        return self.working(self.HINTS)
+
+    def working(self, hints: Hints) -> Hints:
+        """Those of the keys that do something now."""
+        labels = {"monitor.pause": "resume"} if self.paused else {}
+        return tuple(
+            (key, labels.get(key, label)) for key, label in hints if self._scrolls or label != "scroll"
+        )
+
+    def tell_scrolling(self, scrolls: bool) -> None:
+        """Tell whether some lines do not fit."""
+        if scrolls != self._scrolls:
+            self._scrolls = scrolls
+            self.post_message(HintsChanged())
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
@@ -170,17 +188,18 @@ class Pane(Widget, can_focus=True):
     # For subclasses
 
     def heading(self, *facts: str, right: str = "") -> Row:
-        """The heading, `1 KV map  61%  ...`. Facts that do not fit are left out, the last first."""
+        """The heading, `1 KV map  61%  ...`. The last facts are left out if they do not fit, with a sign."""
         left = f"{self.signs.pointer if self.has_focus else ' '}{self.number} {self.title}"
         urgent = self.note or self.flag
         right = urgent or right or self.left_out
         width = self.size.width
         room = width - len(left) - (len(right) + 3 if right else 1)
-        words = ""
-        for fact in filter(None, facts):
-            if len(words) + 2 + len(fact) > room:
-                break
-            words += f"  {fact}"
+        shown = [f"  {fact}" for fact in facts if fact]
+        words = "".join(shown)
+        while shown and len(words) > room:
+            shown.pop()
+            words = "".join((*shown, f" {self.signs.cut}"))
+        words = words if len(words) <= room else ""
         gap = " " * max(1, width - len(left) - len(words) - len(right) - 1)
         look = "title selected" if self.has_focus else "title"
         return ((left, look), (words, "muted"), (gap, ""), (right, "warn" if urgent else "muted"))

@@ -22,6 +22,7 @@ from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane
 from minichat.ui.monitor.queues import Queues
 from minichat.ui.monitor.rates import RateGraphs
+from minichat.ui.panes.keybar import HintsChanged
 from minichat.ui.switches import changed_switches, named
 
 
@@ -191,6 +192,7 @@ class MonitorPanel(Widget):
         self.paused = not self.paused
         self._note()
         self._show_newest()
+        self.post_message(HintsChanged())
 
     def show_cut(self, cut: str) -> None:
         """Show how old the figures are while the link to the engine is down; empty: it is up."""

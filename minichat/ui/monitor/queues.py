@@ -98,7 +98,7 @@ class Queues(Pane):
         """The keys that work on the selected request."""
         requests = self.snapshot.requests if self.snapshot is not None else ()
         if not requests:
-            return self.HINTS
+            return super().hints
         running = requests[self._place].phase in ("prefill", "decode")
         preempts = (("monitor.preempt", "preempt"),) if running else ()
         keys = ("monitor.up monitor.down", "select"), ("monitor.abort", "abort"), *preempts

@@ -27,7 +27,6 @@ from minichat.ui.transcript.view import Place
 
 _PAGE = 50  # older messages loaded at a time
 _FIGURES_EVERY = 0.5  # seconds
-_CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the machine sleeps
 _RATE_AFTER = 0.2  # seconds from the first token; an earlier rate depends on how tokens arrive
 
 
@@ -82,7 +81,7 @@ class ChatTranscript(Transcript):
             self.scroll_to(y=self._view.line(Place(entry, spot)))
 
     def on_mount(self) -> None:
-        self.set_interval(_CALENDAR_EVERY, self._look_at_calendar)
+        self.set_interval(figures.CALENDAR_EVERY, self._look_at_calendar)
 
     def _look_at_calendar(self) -> None:
         """Messages of today have no date in their headers."""

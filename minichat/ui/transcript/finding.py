@@ -14,6 +14,15 @@ _TOKEN = re.compile(r"[^\W_]+|\s+|[*_`~]+|[^\w\s]")
 _BLANK = r"(?:[^\S\n]|\n(?![^\S\n]{0,80}\n)){1,80}+"  # within a paragraph
 _MARKUP = r"[*_`~]{0,6}+"  # Markdown's, which is not drawn
 _INSIDE = r"[*`~]{0,6}+"  # the same within a word, where _ is drawn
+_LITERAL = str.maketrans("*_`~", "\ue000\ue001\ue002\ue003")  # in code they are drawn
+_LINES = r"(?:[^`\n]|\n(?![ \t]{0,80}\n))"  # within a paragraph
+_CODE = re.compile(
+    r"^[ \t>*+\-\d.)]{0,80}(?P<fence>`{3,}+|~{3,}+)[^`\n]*\n"
+    r"(?P<block>(?:(?![ \t>]{0,80}(?P=fence)[`~]*[ \t]*$)(?:.*\n|.+))*+).*"
+    rf"|(?<![`\\])`(?!`)(?P<one>{_LINES}{{1,2000}}+)`(?!`)"
+    rf"|(?<![`\\])``(?!`)(?P<two>(?:{_LINES}|`(?!`)){{1,2000}}+)``(?!`)",
+    re.MULTILINE,
+)
 _AT_ONCE = 100_000  # characters to search before looking at the time: a fraction of a millisecond
 
 
@@ -24,8 +33,31 @@ class Hit(NamedTuple):
 
 def _form(before: str, token: str) -> str:
     """What matches a token after another one, with the markup between them."""
-    markup = _MARKUP if before and before[0] not in "*_`~" and token[0] not in "*_`~" else ""
+    if token[0] in "*_`~":
+        return _drawn(token)
+    markup = _MARKUP if before and before[0] not in "*_`~" else ""
     return markup + (_BLANK if token.isspace() else _INSIDE.join(map(re.escape, token)))
+
+
+def _drawn(token: str) -> str:
+    """What matches a token in drawn text; in code also what stands for it there."""
+    if token.isspace():
+        return _BLANK
+    return "".join(
+        f"[{each}{each.translate(_LITERAL)}]" if each in "*_`~" else re.escape(each) for each in token
+    )
+
+
+def _code_marked(text: str) -> str:
+    """The text with other characters in place of those that are no markup because they are in code."""
+    if "`" not in text and "~~~" not in text:
+        return text
+
+    def marked(found: re.Match[str]) -> str:
+        start, end = (place - found.start() for place in found.span(found.lastgroup or 0))
+        return found[0][:start] + found[0][start:end].translate(_LITERAL) + found[0][end:]
+
+    return _CODE.sub(marked, text)
 
 
 def _without_markup(text: str) -> str:
@@ -44,12 +76,14 @@ class Find:
         tokens = _TOKEN.findall(text)
         self._plain = len(tokens) == 1
         self._pattern = re.compile("".join(map(_form, ["", *tokens], tokens)), re.IGNORECASE)
+        self._drawn = re.compile("".join(map(_drawn, tokens)), re.IGNORECASE)
         self._exact = re.compile(re.escape(text), re.IGNORECASE)
         self.current: Hit | None = None
 
     def ranges(self, entry: Entry, drawn: RenderedLeaf) -> list[tuple[int, int]]:
         """The matches in the visible text of a leaf."""
-        return [found.span() for found in self._pattern_for(entry).finditer(drawn.plain)]
+        pattern = self._exact if entry.message.role == "user" else self._drawn
+        return [found.span() for found in pattern.finditer(drawn.plain)]
 
     def step(self, by: int) -> bool:
         """Go to the next or previous hit, wrapping around. Return False if there is none."""
@@ -106,18 +140,17 @@ class Find:
         leaf = document.leaf_at(self.current.offset)
         begin = document.leaves[leaf].start
         drawn = document.sheet(leaf).drawn
-        rank = len(self._pattern_for(entry).findall(document.text[begin : self.current.offset]))
+        rank = sum(begin <= each < self.current.offset for each in self._offsets_in(entry))
         ranges = self.ranges(entry, drawn)
         rank = min(rank, len(ranges) - 1)
         row = row_of(drawn, ranges[rank][0]) if ranges else 0
         return Place(entry, Spot(EntryPart.BODY, leaf, row)), rank
 
-    def _pattern_for(self, entry: Entry) -> re.Pattern[str]:
-        """In the user's own messages all is drawn."""
-        return self._exact if entry.message.role == "user" else self._pattern
-
     def _as_written(self, entry: Entry) -> bool:
-        """Whether the needle is looked for as it is, which is faster: no word has markup inside."""
+        """Whether the needle is looked for as it is, which is faster: no word has markup inside.
+
+        In the user's own messages all is drawn.
+        """
         if entry.message.role == "user":
             return True
         text = entry.text.lower()
@@ -126,18 +159,20 @@ class Find:
     def _count(self, entry: Entry) -> int:
         if self._as_written(entry):
             return entry.text.lower().count(self._needle)
-        return sum(1 for _ in self._pattern.finditer(entry.text))
+        return sum(1 for _ in self._pattern.finditer(_code_marked(entry.text)))
 
     def _offsets(self, index: int) -> list[int]:
-        entry = self._view.entries[index]
+        return self._offsets_in(self._view.entries[index])
+
+    def _offsets_in(self, entry: Entry) -> list[int]:
         text = entry.text
         if not self._as_written(entry):
-            return [found.start() for found in self._pattern_for(entry).finditer(text)]
+            return [found.start() for found in self._pattern.finditer(_code_marked(text))]
         lower = text.lower()
         if self._needle not in lower:
             return []
         if len(lower) != len(text):  # a letter whose lower case has two characters
-            return [found.start() for found in self._pattern_for(entry).finditer(text)]
+            return [found.start() for found in self._exact.finditer(text)]
         offsets, at = [], lower.find(self._needle)
         while at >= 0:
             offsets.append(at)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.widgets import OptionList
 
 from tests.app.conftest import run
 
@@ -46,3 +47,23 @@ async def test_a_list_without_the_oldest_chats_says_so(
         it.app.store.create_chat("third")
         await it.pilot.press("escape", "ctrl+o")
         await it.until(lambda: notice in it.screen_text())
+
+
+@run
+async def test_chats_of_today_get_their_date_when_the_day_ends(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.ui.monitor.figures.CALENDAR_EVERY", 0.01)
+    times = {"now": NOON}
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: times["now"])
+    async with bench(wall_clock=lambda: NOON) as it:
+        store = it.app.store
+        for title in "first", "second":
+            store.append(store.create_chat(title).id, "user", "hello")
+        await it.pilot.press("ctrl+o", "down")
+        await it.until(lambda: re.search(r"second  1 message  \d\d:00", it.screen_text()))
+        chosen = it.app.screen.query_one(OptionList).highlighted
+        assert chosen
+        times["now"] += 86_400
+        await it.until(lambda: "second  1 message  Nov 21" in it.screen_text())
+        assert it.app.screen.query_one(OptionList).highlighted == chosen

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.events import Evicted
 from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
@@ -92,6 +93,20 @@ async def test_in_the_monitor_it_has_the_keys_of_the_panes(
 
 
 @run
+async def test_while_the_monitor_is_paused_the_key_resumes_it(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("alt+m")
+        for pane in (it.monitor.queues, it.monitor.latency):
+            pane.focus()
+            await it.until(lambda: "p pause" in keys())
+            await it.pilot.press("p")
+            await it.until(lambda: "p resume" in keys() and "p pause" not in keys())
+            await it.pilot.press("p")
+            await it.until(lambda: "p pause" in keys())
+
+
+@run
 async def test_what_escape_closes_first_is_said_first(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
@@ -139,9 +154,21 @@ async def test_it_has_the_keys_of_the_listed_blocks(bench: Callable[..., Any]) -
         await it.pilot.press("alt+m")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
         await it.pilot.press("enter")
-        await it.until(lambda: "Left Right cell  Up Down scroll  Enter map  1-6 pane  Esc map" in keys())
+        await it.until(lambda: "Left Right cell  Enter map  1-6 pane  Esc map" in keys())
         await it.pilot.press("escape")
         await it.until(lambda: "Enter blocks  o order  c color" in keys())
+
+
+@run
+async def test_the_keys_that_scroll_the_events_are_there_if_they_do(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("alt+m")
+        it.monitor.event_log.focus()
+        await it.until(lambda: "/ filter" in keys() and "scroll" not in keys())
+        for number in range(40):
+            it.backend.emit(Evicted(number, 1.0, number, 1))
+        await it.until(lambda: "Up Down scroll  / filter" in keys())
 
 
 @run
@@ -168,3 +195,17 @@ async def test_in_a_searched_chat_it_has_the_keys_from_match_to_match(bench: Cal
         await it.until(lambda: "n N match" in keys() and "Esc close" in keys())
         await it.pilot.press("escape", "tab")
         await it.until(lambda: "m menu" in keys() and "match" not in keys())
+
+
+@run
+async def test_the_key_that_pins_a_chat_unpins_a_pinned_one(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("ctrl+n", "alt+g")
+        await it.until(lambda: "p pin" in keys())
+        await it.pilot.press("home", "p")
+        await it.until(lambda: "p unpin" in keys())
+        await it.pilot.press("down")
+        await it.until(lambda: "p pin" in keys())
+        await it.pilot.press("up", "p")
+        await it.until(lambda: "p pin" in keys())

@@ -66,3 +66,12 @@ async def test_the_filter_finds_keys_as_the_settings_write_them(
         await it.until(lambda: "type to filter" in it.screen_text())
         it.app.screen.query_one("Input").value = key
         await it.until(lambda: action in it.screen_text() and "Nothing matches" not in it.screen_text())
+
+
+@run
+async def test_the_keys_that_scroll_the_help_are_named_if_it_does(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Up Down scroll  Esc close" in it.screen_text())
+        await it.pilot.press(*"quit")
+        await it.until(lambda: " Esc close" in it.screen_text() and "scroll  Esc" not in it.screen_text())

@@ -65,6 +65,33 @@ async def test_without_a_reply(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_the_palette_stops_a_reply_and_nothing_else(bench: Callable[..., Any]) -> None:
+    async def choose() -> None:
+        await it.pilot.press("ctrl+p", *"stopthis", "enter")
+        await it.until(lambda: it.app.screen is it.main)
+
+    async with bench((120, 40)) as it:
+        await it.pilot.press("escape")
+        assert it.notices() == []
+        await it.pilot.press("f3")
+        await choose()
+        await it.until(lambda: it.notices() == ["No reply is running in this chat"])
+        it.main.prompt.focus()
+        reply = await it.say("hello")
+        await choose()
+        await it.until(lambda: reply.finished)
+        assert it.drawer.display
+        assert len(it.notices()) == 1
+
+
+@run
+async def test_the_end_is_followed_already(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.command("view.follow")
+        await it.until(lambda: it.notices() == ["The end of the chat is followed already"])
+
+
+@run
 async def test_the_map_is_hidden(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         await it.pilot.press("alt+m", "2", "o")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from textual.widgets._toast import Toast
 
+from engine.api.events import Died, Restarted, Restarting
 from minichat import notices
 from tests.app.conftest import run
 
@@ -106,3 +107,25 @@ async def test_a_repeated_notice_stays_as_long_as_a_new_one(
         now = 0.9 * it.app.NOTIFICATION_TIMEOUT
         it.app.notify("wait for the end")
         await it.until(lambda: len(shown()) == 1 and shown() != [first])
+
+
+@run
+async def test_that_there_is_no_engine_ends_once_there_is_one(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench((100, 30), shows_notices=True) as it:
+        monkeypatch.setattr(it.app, "report", lambda sentence: it.app.notify(sentence, timeout=600))
+        await it.answered(await it.say("hello"))
+        for lost, found, notice in (
+            (Died(3, 1.0, "killed"), None, "There is no engine. F5 restarts the engine"),
+            (Restarting(3, 1.0, "killed", 2.0), Restarted(0, 2.0, 4.0), "The engine is being restarted."),
+        ):
+            it.backend.emit(lost)
+            it.main.prompt.put("typed")
+            await it.pilot.press("enter")
+            await it.until(lambda notice=notice: notice in it.screen_text())
+            if found is None:
+                await it.pilot.press("f5")
+            else:
+                it.backend.emit(found)
+            await it.until(lambda notice=notice: notice not in it.screen_text())

@@ -37,7 +37,7 @@ async def test_without_color_letters_show_owner_and_state() -> None:
     async with staged(kvmap, (47, 8), focus=False):
         kvmap.update_from(small(), OWNERS)
         heading, first, *_ = lines(kvmap)
-        assert heading.split() == ["1", "KV", "map", "62%", "1", "block/cell", "owner", "physical"]
+        assert heading.split() == ["1", "KV", "map", "62%", "1", "block/cell", "owner", "~"]
         assert first.rstrip() == "++++++++AAAAAAAABBBBcccc........"
         assert lines(kvmap)[-2:] == [
             " # A 4  # B 1".ljust(47),
@@ -341,7 +341,7 @@ async def test_a_fleets_map_shows_all_replicas_or_one() -> None:
         kvmap.blur()
         await until(lambda: not kvmap.has_focus)
         assert shown() == (
-            "1 KV map 2 replicas 38% 1 block/cell owner physical",
+            "1 KV map 2 replicas 38% 1 block/cell owner physical ~",
             "AAAAAAAAAAAAAAAA........................BBBBBBBB................",
             "# A 4  # B 2",
         )

@@ -14,7 +14,7 @@ from textual.notifications import Notify
 from engine.api import events
 from engine.api.expert_load import ExpertLoad
 from engine.api.snapshot import Quantiles, StepTimes, Throughput
-from minichat.ui.monitor import MonitorPanel, Queues
+from minichat.ui.monitor import KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.arrange import EXPERTS, PANES, arrange
 from minichat.ui.monitor.pane import Pane
 from tests.waiting import until
@@ -246,3 +246,29 @@ def test_lines_go_only_to_panes_that_can_use_them() -> None:
         assert all(places[pane][3] == 2 for pane in few)
     assert sorted(arrange(40, 12, useful_lines=few)) == [1, 2], "the map and the rates keep their minimum"
     assert sorted(arrange(40, 12, useful_lines=few | {3: 2})) == [1, 2, 3]
+
+
+async def test_the_keys_that_scroll_listed_blocks_are_named_if_they_do() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (30, 8)) as pilot:
+        for count, scrolls in ((8, False), (2000, True)):
+            kvmap.update_from(snapshot(count), OWNERS)
+            await pilot.press("enter")
+            assert ("scroll" in dict(kvmap.hints).values()) == scrolls == (len(kvmap.pointed()) > 7)
+            await pilot.press("escape")
+
+
+async def test_a_heading_without_some_facts_says_so() -> None:
+    pane = Pane()
+    pane.number, pane.title = 7, "facts"  # type: ignore[misc]
+    async with staged(pane, (30, 3), focus=False) as pilot:
+        for width, words in (
+            (30, " 7 facts  one  two"),
+            (19, " 7 facts  one  two"),
+            (18, " 7 facts  one …"),
+            (12, " 7 facts …"),
+            (10, " 7 facts"),
+        ):
+            await pilot.resize_terminal(width, 3)
+            await pilot.pause()
+            assert "".join(text for text, _ in pane.heading("one", "", "two")).rstrip() == words

@@ -130,6 +130,45 @@ async def test_a_word_with_markup_inside_is_found_as_it_is_drawn() -> None:
         assert not reader.transcript.find("snakecase"), "its underscore is drawn"
 
 
+CODE = """Write `a*b`, **a**b and ``x**2``.
+
+> ```py
+> a*b, snake_ case
+> x**2
+> ```
+
+~~~
+a`b
+~~~
+
+- ```
+  a~b
+
+  a*b
+  ```
+
+An `open mark, **a**b
+
+```
+a*b"""
+
+
+@scene
+async def test_in_code_stars_are_no_markup() -> None:
+    async with reading((40, 40)) as reader:
+        reader.transcript.show([reply(CODE, 1)], "a")
+        await reader.settled()
+        for words, count in (("ab", 2), ("a*b", 4), ("a`b", 1), ("a~b", 1), ("x**2", 2), ("case", 1)):
+            with case(words):
+                assert reader.transcript.find(words)
+                await reader.settled()
+                assert reader.transcript.find_count == (1, count, True)
+                assert "".join(marked(reader, "current")) == words
+                assert "".join(marked(reader, "found")) == words * (count - 1)
+        for words in "x2", "snake case":
+            assert not reader.transcript.find(words), words
+
+
 @given(
     st.lists(st.text("aAbİß ", max_size=12), min_size=1, max_size=6), st.text("abİß", min_size=1, max_size=2)
 )
