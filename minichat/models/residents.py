@@ -55,6 +55,10 @@ class Record:
         fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
         fresh.replace(file)
 
+    @property
+    def dry_run(self) -> bool:
+        return "--dry-run" in (self.words or ())
+
     def changed(self, **changes: Any) -> "Record":
         return replace(self, **changes)
 
@@ -90,7 +94,10 @@ class Resident:
     @property
     def goes_on(self) -> str:
         """That it runs without a screen, and how to open and stop it."""
-        return f"{self.name} is running; open it: {self.command('attach')}; stop it: {self.command('down')}"
+        record = self.record
+        how = " as a dry run, whose replies are invented" if record is not None and record.dry_run else ""
+        ways = f"open it: {self.command('attach')}; stop it: {self.command('down')}"
+        return f"{self.name} is running{how}; {ways}"
 
     @property
     def lock(self) -> Path:
