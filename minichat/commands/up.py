@@ -28,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
+        resident.check_record()
         asked = typed(options)
         _from_here(options)
         present = present_options(resident, _tell)

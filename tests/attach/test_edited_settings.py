@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_start_notes_the_settings_that_it_uses(
     locate().settings.parent.mkdir(parents=True)
     locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
     launched = "engine.host.launching.subprocess.Popen"  # its module must be imported before
-    monkeypatch.setattr(launched, lambda given, **more: started.append(given))
+    monkeypatch.setattr(launched, lambda given, **more: started.append(given) or SimpleNamespace(pid=1))
     started: list[list[str]] = []
     assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
     assert started[0][4:7] == [str(home_of(locate())), "main", "max_context,kv"]
