@@ -287,6 +287,8 @@ class TestCommand:
             (["--insecure"], "--insecure has no effect without --no-key"),
             (["--uds", str(tmp_path / "s"), "--port", "9000"], "--port has no effect with --uds"),
             (["--uds", str(tmp_path / "s"), "--host", "0.0.0.0"], "--host has no effect with --uds"),
+            (["--uds", str(tmp_path / "s"), "--port", "8000"], "--port has no effect with --uds"),
+            (["--uds", str(tmp_path / "s"), "--host", "127.0.0.1"], "--host has no effect with --uds"),
             (["--no-key", "--api-key-file", str(empty)], "cannot be combined"),
             (["--tls-cert", str(empty)], "must be used together"),
             (["--tls-cert", "none", "--tls-key", "none"], "none does not exist"),
