@@ -203,6 +203,7 @@ def listen(
             password=options.tls_password if options.tls_cert else "",
             access_log=options.access_log,
         )
+        built.keeps_signals = options.ray is not None  # Ray's handler of SIGTERM prints a stack trace
         if uds:
             built.leave_nothing = lambda: uds.unlink(missing_ok=True)
 
@@ -216,8 +217,6 @@ def listen(
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
             ready()
-            if options.ray is not None:
-                built.take_signals()  # Ray's handler of SIGTERM prints a stack trace
             announce(options, keys, bound, uds)
             callbacks.ready()
 

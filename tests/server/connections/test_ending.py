@@ -244,13 +244,15 @@ class TestSignals:
             assert caplog.messages == said
 
     def test_signals_are_handled_again_after_a_library_took_them(self) -> None:
+        """Ray does while the engine starts."""
         with serving(dry()) as served:
             server, seen = served.server, list[int]()
             assert threading.current_thread() is threading.main_thread()
             before = signal.getsignal(signal.SIGTERM)
             with server.capture_signals():
                 signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-                server.take_signals()
+                server.keeps_signals = True
+                asyncio.run(server.on_tick(1))
                 signal.raise_signal(signal.SIGTERM)
             assert signal.getsignal(signal.SIGTERM) is before
             assert server.should_exit and not seen
