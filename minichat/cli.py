@@ -256,6 +256,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
 
 def _add_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clear", action="store_true", help="remove all blocks")
+    _add_json(command)
     command.add_argument(
         "--folder", type=given, metavar="DIR", help="the folder of --kv-disk (default: the cache folder)"
     )
