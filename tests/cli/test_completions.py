@@ -146,6 +146,7 @@ def test_zsh_has_every_option_of_every_command() -> None:
 def test_fish_has_every_option_of_every_command() -> None:
     lines = re.findall(r"__minichat_in ([\w ]+)' .*?-l ([\w-]+)", fish.script(table()))
     assert len(lines) > 50
+    assert "-l model -rF -a 'pocket' -d" in fish.script(table())
     for name in COMMANDS:
         completed = {f"--{option}" for commands, option in lines if name in commands.split()}
         assert completed == long_options(parsers()[name])
