@@ -21,7 +21,7 @@ from engine.api.places import expanded
 from engine.gguf.header import is_gguf
 from engine.gguf.parts import model_name
 from minichat import __version__
-from minichat.clients.address import is_loopback
+from minichat.clients.address import PORT, is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.models.watching import watch
@@ -45,7 +45,7 @@ _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
-_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # unless there is a socket
+_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": PORT}  # unless there is a socket
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "tp": 1,

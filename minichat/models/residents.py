@@ -100,7 +100,7 @@ class Resident:
     def goes_on(self) -> str:
         """That it runs without a screen, and how to open and stop it."""
         record = self.record
-        how = " as a dry run, whose replies are invented" if record is not None and record.dry_run else ""
+        how = " as a dry run" if record is not None and record.dry_run else ""
         ways = f"open it: {self.command('attach')}; stop it: {self.command('down')}"
         return f"{self.name} is running{how}; {ways}"
 

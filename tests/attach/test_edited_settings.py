@@ -194,7 +194,7 @@ def test_a_dry_run_is_no_engine_with_weights(run: Run, resident: Resident) -> No
     assert run("up", "--no-screen") == (2, "", says)
     assert "main runs with --dry-run" in run("up", "--no-screen", "--model=pocket").err
     says = run("up", "--no-screen", "--dry-run").err
-    assert says.startswith("minichat: main is running as a dry run, whose replies are invented; open it:")
+    assert says.startswith("minichat: main is running as a dry run; open it:")
     assert "no answer  pocket, dry run" in run("ps").out  # there is no socket
     [line] = json.loads(run("ps", "--json").out)
     assert line["dry_run"] is True
