@@ -118,12 +118,8 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
 
 
 def _add_listening(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
-    )
-    group.add_argument(
-        "--port", type=whole, default=8000, metavar="N", help="0 picks a free port (default: 8000)"
-    )
+    group.add_argument("--host", type=given, metavar="H", help="an address (default: this machine only)")
+    group.add_argument("--port", type=whole, metavar="N", help="0 picks a free port (default: 8000)")
     group.add_argument(
         "--uds", type=given, metavar="FILE", help="a Unix socket, for this user only, instead of an address"
     )
@@ -260,6 +256,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
 
 def _add_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clear", action="store_true", help="remove all blocks")
+    _add_json(command)
     command.add_argument(
         "--folder", type=given, metavar="DIR", help="the folder of --kv-disk (default: the cache folder)"
     )

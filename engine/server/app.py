@@ -34,6 +34,7 @@ from engine.server.openai import chat, completions, embeddings, models, tokens
 from engine.server.openai.responses_api import route as responses_api
 from engine.server.openai.responses_api.schema import ResponsesRequest
 from engine.server.openai.schema import ChatRequest, CompletionRequest
+from engine.server.schema import sentence
 from engine.server.startup import Startup
 from engine.server.state import ServerState
 
@@ -173,7 +174,7 @@ async def _socket_validation_error(socket: WebSocket, error: Exception) -> None:
 def _first_problem(error: ValidationException) -> ApiError:
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return ApiError(400, f"{name}: {first['msg']}", param=name)
+    return ApiError(400, f"{name}: {sentence(first)}", param=name)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

@@ -60,7 +60,7 @@ def parsed(kind: type[M], value: Any) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        found = error.errors(include_url=False)
         same = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
         worst = max(same, key=_nearness)
         raise _refusal(kind, worst["type"], worst["loc"], _message(worst, same), worst["input"]) from None
@@ -79,14 +79,49 @@ def _message(worst: Any, found: Sequence[Any]) -> str:
     """The message of one of these errors. A value of a type that a union lacks gets the messages of all."""
     places = {"".join(_steps(each["loc"])) for each in found}
     if len(places) > 1 or not all(each["type"].endswith(("_type", "literal_error")) for each in found):
-        return _words(worst)
-    first, *more = dict.fromkeys(map(_words, found))
-    return " or ".join([first, *(each.removeprefix("Input should be ") for each in more)])
+        return sentence(worst)
+    first, *more = dict.fromkeys(map(sentence, found))
+    return " or ".join([first, *(each.removeprefix("must be ") for each in more)])
 
 
-def _words(error: Any) -> str:
-    """A message without the name of a class."""
-    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+_SENTENCES = {  # by pydantic's name of the problem, whose own messages are about Python
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+}
+
+
+def sentence(error: Any) -> str:
+    """What is wrong with a value, after its name."""
+    problem, limits = error["type"], error.get("ctx", {})
+    if limits.get("min_length") == 1 and problem.endswith("too_short"):
+        return "must not be empty"
+    if problem not in _SENTENCES:
+        return f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return _SENTENCES[problem].format_map({name: _plain(limit) for name, limit in limits.items()})
+
+
+def _plain(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _refusal(
@@ -107,7 +142,7 @@ def _refusal(
         )
     if problem == "missing":
         return ApiError(400, f"{place} is missing", param=place)
-    problem = f"{place}: {message[0].lower()}{message[1:]}"
+    problem = f"{place}: {message}"
     if isinstance(value, str | int | float | None):
         problem += f", got {quoted(value)}"
     return ApiError(400, problem, param=place)

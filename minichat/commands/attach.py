@@ -57,6 +57,7 @@ def attach_to(
     resident = waiting.resident
     if waiting.words is None and not resident.running():
         raise BadInput(resident.absent())
+    resident.check_record()
     if waiting.words is None and (died := resident.died()):
         raise EngineError(f"{died}; replace it with: {resident.up}")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")

@@ -1,6 +1,7 @@
 """`minichat cache`: show or clear the cache blocks that chats keep on disk."""
 
 import argparse
+import json
 import sqlite3
 import sys
 import time
@@ -26,7 +27,9 @@ def run(options: argparse.Namespace) -> int:
         why = error.strerror if isinstance(error, OSError) else error
         print(f"minichat: cannot use {disk.folder}: {why}", file=sys.stderr)
         return 1
-    if found is None:
+    if options.json:
+        print(json.dumps(_record(disk.folder, found or Contents(0, 0, 0, 0.0), options.clear), indent=2))
+    elif found is None:
         print(f"no blocks in {disk.folder}")
     else:
         print(_cleared(found) if options.clear else _shown(disk.folder, found))
@@ -39,6 +42,12 @@ def _found(disk: DiskRoom, clear: bool) -> Contents | None:
         return None
     with closing(DiskIndex(disk.folder, disk.nbytes)) as index:
         return index.clear() if clear else index.contents()
+
+
+def _record(folder: Path, found: Contents, cleared: bool) -> dict[str, object]:
+    """What was found there; `cleared`: it has been removed since."""
+    counts = {"blocks": found.blocks, "bytes": found.nbytes, "chats": found.chats}
+    return {"folder": str(folder), **counts, "oldest": found.oldest or None, "cleared": cleared}
 
 
 def _cleared(found: Contents) -> str:

@@ -16,7 +16,15 @@ from engine.api.request import Finish
 from engine.host.thread import EngineThread
 from minichat.chats.model import Message
 from minichat.commands.generate import ReplyCosts
-from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
+from minichat.commands.options import (
+    engine_config,
+    failed,
+    opening,
+    refuse_no_tokens,
+    reply_adapter,
+    running,
+    sampling,
+)
 from minichat.completions.tab_names import complete_names
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
@@ -39,6 +47,7 @@ HELP = f"""\
 def run(options: argparse.Namespace) -> int:
     try:
         params, adapter = sampling(options), reply_adapter(options)
+        refuse_no_tokens(params)
         with running(engine_config(options)) as host:
             if not host.has_template:
                 print(
@@ -120,11 +129,18 @@ class Talk:
         if name == "n":
             _report("n: a message gets one reply here; minichat generate takes --n")
             return
+        if name == "logit_bias" and isinstance(value, dict):  # names in JSON are texts
+            value = {
+                int(key) if key.isdecimal() and len(key) < 20 else key: each for key, each in value.items()
+            }
         try:
-            self.params = self.params.changed(**{name: value})
+            params = self.params.changed(**{name: value})
+            refuse_no_tokens(params)
+            self.params = params
         except EngineError as error:
             short = name in _JSON and not isinstance(value, list | dict)
-            _report(f"{error}{'; write it as JSON' if short else ''}")
+            example = ': {"5": 1.5}' if name == "logit_bias" else ""
+            _report(f"{error}{f'; write it as JSON{example}' if short else ''}")
 
     def _refuse(self, why: str) -> None:
         self.unanswered += 1

@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
         if not _known(resident):
             resident.sweep()
             raise EngineError(f"no engine named {resident.name} is running; list engines with: minichat ps")
-        resident.tell(signal.SIGTERM)
+        if not resident.tell(signal.SIGTERM):
+            resident.check_record()  # it may not name a process
         if options.now:
             _at_once(resident)
         elif not _ended(resident, _SAY_AFTER):

@@ -16,7 +16,15 @@ from engine.api.errors import FULL, BadInput, BadParams, EngineError
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
-from minichat.commands.options import engine_config, failed, opening, reply_adapter, running, sampling
+from minichat.commands.options import (
+    engine_config,
+    failed,
+    opening,
+    refuse_no_tokens,
+    reply_adapter,
+    running,
+    sampling,
+)
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned
@@ -40,8 +48,7 @@ def run(options: argparse.Namespace) -> int:
         params = sampling(options)
         if (grammar := _grammar(options)) is not None:
             params = params.changed(grammar=grammar)
-        if params.max_tokens == 0:
-            raise BadInput("max_tokens: must be a whole number from 1; with 0 there is nothing to print")
+        refuse_no_tokens(params)
         text = _prompt(options)
         config = engine_config(options, max_running=max(8, params.beams, params.samples))
         with running(config) as host:

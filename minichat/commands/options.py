@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig, is_amount, is_factor
-from engine.api.errors import BadInput, EngineError
+from engine.api.errors import BadInput, BadParams, EngineError, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.places import AdapterPlace, MeetingPlace
 from minichat.shell.disk_room import disk_room
@@ -41,6 +41,7 @@ SAMPLING = (
 
 _MOST_ENGINES = 64
 _FIELD = re.compile(r"\w+(?=: | '| must | is | cannot )")  # of the configuration or of sampling, in an error
+_LIMIT = re.compile(r"\b(raise|lower) (max_context|max_tokens)\b")  # what to do about a long request
 _CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 
 
@@ -58,6 +59,12 @@ def sampling(options: argparse.Namespace) -> SamplingParams:
     given = {name: value for name in SAMPLING if (value := getattr(options, name, None)) is not None}
     usual: SamplingParams = getattr(options, "usual", SamplingParams(temperature=0.7))  # of the settings
     return usual.changed(**given)
+
+
+def refuse_no_tokens(params: SamplingParams) -> None:
+    """Refuse a reply without tokens where a reply is all there is to see."""
+    if params.max_tokens == 0:
+        raise BadParams("max_tokens", "must be a whole number from 1; with 0 there is nothing to print")
 
 
 def reply_adapter(options: argparse.Namespace) -> str:
@@ -172,6 +179,8 @@ def failed(error: EngineError, options: argparse.Namespace | None = None) -> int
         text = places[name] + text.removeprefix(f"{name}: ")
     elif (field := _FIELD.match(text)) and getattr(options, field[0], None) is not None:
         text = f"--{field[0].replace('_', '-')}{text[field.end() :]}"
+    elif isinstance(error, RequestTooLong) and options is not None:
+        text = _LIMIT.sub(lambda found: f"{found[1]} --{found[2].replace('_', '-')}", text)
     print(f"minichat: {text}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 

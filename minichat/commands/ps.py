@@ -24,6 +24,7 @@ class ProcessRow:
     running: int | None  # requests; None if unknown
     waiting: int | None
     socket: str
+    dry_run: bool  # without weights: its replies are invented
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ async def _look() -> list[ProcessRow]:
 async def _line(resident: Resident) -> ProcessRow:
     record = resident.record
     if record is None:
-        return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
+        return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket), False)
     state, status = record.state, {}
     if state == "ready":
         try:
@@ -71,12 +72,14 @@ async def _line(resident: Resident) -> ProcessRow:
         status.get("running"),
         status.get("waiting"),
         str(resident.socket),
+        record.dry_run,
     )
 
 
 def _cells(line: ProcessRow) -> tuple[str, ...]:
     requests = "-" if line.running is None else f"{line.running} running, {line.waiting} waiting"
-    return (line.name, str(line.pid), line.state, line.model, uptime(line.uptime), requests, line.socket)
+    model = f"{line.model}, dry run" if line.dry_run else line.model
+    return (line.name, str(line.pid), line.state, model, uptime(line.uptime), requests, line.socket)
 
 
 def uptime(seconds: float) -> str:

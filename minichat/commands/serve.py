@@ -21,7 +21,7 @@ from engine.api.places import expanded
 from engine.gguf.header import is_gguf
 from engine.gguf.parts import model_name
 from minichat import __version__
-from minichat.clients.address import is_loopback
+from minichat.clients.address import PORT, is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
 from minichat.models.watching import watch
@@ -45,7 +45,7 @@ _CLOSE_WITHIN = 5.0  # seconds; a longer step is abandoned
 _FILES = 16_384  # limit of open files, including sockets
 _LONGEST_DRAIN = 3600.0  # seconds
 _LARGEST_BODY = 1024  # MiB
-_OF_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": 8000}  # options of a port, with their defaults
+_ADDRESS: dict[str, object] = {"host": "127.0.0.1", "port": PORT}  # unless there is a socket
 _OF_WEIGHTS: dict[str, object] = {  # options of the weights and their cache, with their defaults
     "device": "auto",
     "tp": 1,
@@ -102,6 +102,11 @@ def check(options: argparse.Namespace) -> None:
         options.tls_password = password_of(options.tls_cert, options.tls_key)
     if options.no_key and options.api_key_file:
         raise BadInput("--no-key and --api-key-file cannot be combined")
+    if options.uds:
+        _refuse_given(options, dict.fromkeys(_ADDRESS), "--uds")
+    for name, usual in _ADDRESS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, usual)
     if options.no_key and not options.uds and not is_loopback(options.host) and not options.insecure:
         raise BadInput(
             f"--no-key on {options.host} lets anyone who can reach this machine use the engine; "
@@ -109,8 +114,6 @@ def check(options: argparse.Namespace) -> None:
         )
     if options.insecure and not options.no_key:
         raise BadInput("--insecure has no effect without --no-key")
-    if options.uds:
-        _refuse_given(options, _OF_ADDRESS, "--uds")
     for origin in options.cors:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise BadInput(f"--cors: {origin!r} is not an origin such as http://localhost:3000")
@@ -200,6 +203,7 @@ def listen(
             password=options.tls_password if options.tls_cert else "",
             access_log=options.access_log,
         )
+        built.keeps_signals = options.ray is not None  # Ray's handler of SIGTERM prints a stack trace
         if uds:
             built.leave_nothing = lambda: uds.unlink(missing_ok=True)
 
@@ -213,8 +217,6 @@ def listen(
             if (scaling := _autoscaler(options, host)) is not None:
                 while_it_runs.callback(scaling.close)
             ready()
-            if options.ray is not None:
-                built.take_signals()  # Ray's handler of SIGTERM prints a stack trace
             announce(options, keys, bound, uds)
             callbacks.ready()
 

@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             check_terminal("up (without --no-screen)")
         resident = Resident(home_of(paths), options.name)
+        resident.check_record()
         asked = typed(options)
         _from_here(options)
         present = present_options(resident, _tell)
@@ -109,6 +110,8 @@ def _fits(resident: Resident, options: argparse.Namespace, present: PresentOptio
     ways = f"stop it with {resident.command('down')}, or start another one with --name"
     if options.model is not None and identity(options.model) != record.model:
         raise BadInput(f"the engine {resident.name} runs {record.model}; {ways}")
+    if record.dry_run and not options.dry_run:
+        raise BadInput(f"the engine {resident.name} runs with --dry-run: its replies are invented; {ways}")
     if present is None:
         return
     plain = argparse.Namespace(**vars(options) | {"model": None, "rate": None})

@@ -52,7 +52,7 @@ def _offers(value: Value) -> str:
     """-x: require a value and offer no other files; -F: a file."""
     words = " ".join(value.words)
     if value.paths == "files":
-        return "-rF"
+        return f"-rF -a {_quoted(words)}" if words else "-rF"
     if value.paths == "folders":
         return f"-x -a {_quoted(f'{words} (__fish_complete_directories)'.strip())}"
     if value.several:

@@ -103,7 +103,11 @@ def _value(action: argparse.Action) -> Value:
         case "model":
             return Value((BUILT_IN,), "files")
         case "draft":
-            return Value(paths="files")
+            return Value(("mtp",), "files")
+        case "folder":
+            return Value(paths="folders")
+        case "kv_disk":
+            return Value(("auto", "off"), "folders")
         case "device":
             return Value(("auto", "cpu", "cuda"))
         case "attention":

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,8 @@ class Record:
     pid: int
     model: str
     started: float  # seconds since the epoch
-    state: str = "loading"  # or ready; failed: about to end; dead: the server still answers
+    # or ready; failed: about to end; dead: the server still answers; damaged: the file cannot be read
+    state: str = "loading"
     done: int = 0  # bytes loaded
     total: int = 0
     error: str = ""
@@ -55,15 +57,22 @@ class Record:
         fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
         fresh.replace(file)
 
+    @property
+    def dry_run(self) -> bool:
+        return "--dry-run" in (self.words or ())
+
     def changed(self, **changes: Any) -> "Record":
         return replace(self, **changes)
 
     @classmethod
     def read(cls, file: Path) -> "Record | None":
+        """None: it has none yet. It is written atomically, so one that cannot be read is damaged."""
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, TypeError):
+            return cls(0, "", time.time(), "damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,10 @@ class Resident:
     @property
     def goes_on(self) -> str:
         """That it runs without a screen, and how to open and stop it."""
-        return f"{self.name} is running; open it: {self.command('attach')}; stop it: {self.command('down')}"
+        record = self.record
+        how = " as a dry run" if record is not None and record.dry_run else ""
+        ways = f"open it: {self.command('attach')}; stop it: {self.command('down')}"
+        return f"{self.name} is running{how}; {ways}"
 
     @property
     def lock(self) -> Path:
@@ -115,7 +127,27 @@ class Resident:
 
     @property
     def record(self) -> Record | None:
-        return Record.read(self.file)
+        record = Record.read(self.file)
+        return record.changed(pid=self._launched()) if record and record.state == "damaged" else record
+
+    def _launched(self) -> int:
+        """The process that holds the lock, as its launcher noted there; 0 if it is not known."""
+        try:
+            return int(self.lock.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def check_record(self) -> None:
+        """Raise EngineError if it runs with a damaged record: nothing that waits for it would end."""
+        record = self.record
+        if record is None or record.state != "damaged" or not self.running():
+            return
+        way = f"stop it: {self.command('down')}"
+        if not record.pid:
+            way = f"end the process that has {self.lock} open"
+        raise EngineError(
+            f"{self.file} is damaged, so nothing is known of the running engine {self.name}; {way}"
+        )
 
     def running(self) -> bool:
         try:
@@ -160,6 +192,7 @@ class Resident:
             if not _locked(lock, fcntl.LOCK_EX):
                 return False
             self.file.unlink(missing_ok=True)
+            os.ftruncate(lock, 0)
             self._spawn(lock, words, configured)
         finally:
             os.close(lock)
@@ -174,7 +207,7 @@ class Resident:
                 self.log.unlink()
         program = [sys.executable, "-P", "-m", "minichat.commands.resident"]
         with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [*program, str(self.folder), self.name, ",".join(configured), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -184,11 +217,12 @@ class Resident:
                 env=child_environment(),
                 start_new_session=True,  # it must survive Ctrl+C and the end of the terminal
             )
+        os.write(lock, str(process.pid).encode("ascii"))
 
     def tell(self, number: signal.Signals) -> bool:
         """Send a signal; False if it is not running."""
         record = self.record
-        if record is None or not self.running():
+        if record is None or not record.pid or not self.running():
             return False
         with suppress(ProcessLookupError):
             os.kill(record.pid, number)
@@ -231,6 +265,7 @@ class Waiting:
                 if self.words is None:
                     raise EngineError(resident.absent())
                 ours = resident.launch(self.words, self.configured)
+            resident.check_record()
             record = resident.record
             if record is not None and record.state == "ready":
                 return

@@ -9,6 +9,7 @@ from engine.api.errors import EngineDead
 from minichat.cli import parser
 from minichat.clients.address import PORT, Address, server_url
 from minichat.clients.link import Link
+from minichat.commands.serve import check
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,9 @@ def test_a_name_alone_means_the_port_of_serve_and_every_port_is_shown(
 
 
 def test_the_port_of_serve_is_the_default() -> None:
-    assert parser().parse_args(["serve"]).port == PORT
+    options = parser().parse_args(["serve"])
+    check(options)
+    assert options.port == PORT
 
 
 def test_a_failure_names_the_port() -> None:

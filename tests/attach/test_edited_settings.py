@@ -1,9 +1,11 @@
 """`minichat up` beside an engine that has other options: from its start, or changed since."""
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,7 +94,7 @@ def test_a_start_notes_the_settings_that_it_uses(
     locate().settings.parent.mkdir(parents=True)
     locate().settings.write_text('[engine]\nkv = "fp8"\nblocks = 64\nmax_context = 512\n')
     launched = "engine.host.launching.subprocess.Popen"  # its module must be imported before
-    monkeypatch.setattr(launched, lambda given, **more: started.append(given))
+    monkeypatch.setattr(launched, lambda given, **more: started.append(given) or SimpleNamespace(pid=1))
     started: list[list[str]] = []
     assert run("up", "--no-screen", "--blocks=32").code == 1  # nothing has started
     assert started[0][4:7] == [str(home_of(locate())), "main", "max_context,kv"]
@@ -176,7 +178,7 @@ def test_it_is_only_asked_about_what_can_change(
     locate().settings.write_text('[engine]\npolicy = "fcfs"\n')
     assert run("up", "--no-screen", "--policy=fcfs").code == 0
     changed(resident, "--dry-run", "--kv=int8")
-    assert run("up", "--no-screen", "--kv=int8").code == 0
+    assert run("up", "--no-screen", "--dry-run", "--kv=int8").code == 0
 
 
 def test_an_engine_with_weights_is_no_dry_run(run: Run, resident: Resident) -> None:
@@ -184,6 +186,18 @@ def test_an_engine_with_weights_is_no_dry_run(run: Run, resident: Resident) -> N
     assert run("up", "--no-screen", "--dry-run") == (2, "", says)
     changed(resident, "--dry-run")
     assert run("up", "--no-screen", "--dry-run", "--rate=5").code == 0
+
+
+def test_a_dry_run_is_no_engine_with_weights(run: Run, resident: Resident) -> None:
+    changed(resident, "--dry-run")
+    says = f"minichat: the engine main runs with --dry-run: its replies are invented; {WAYS}\n"
+    assert run("up", "--no-screen") == (2, "", says)
+    assert "main runs with --dry-run" in run("up", "--no-screen", "--model=pocket").err
+    says = run("up", "--no-screen", "--dry-run").err
+    assert says.startswith("minichat: main is running as a dry run; open it:")
+    assert "no answer  pocket, dry run" in run("ps").out  # there is no socket
+    [line] = json.loads(run("ps", "--json").out)
+    assert line["dry_run"] is True
 
 
 def test_limits_of_latency_may_have_changed(run: Run, resident: Resident, shot: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ def test_the_life_cycle_of_an_engine(user: User, root: Path) -> None:
     code, _, err = user.say("up", "--no-screen", "--model=org/other")
     assert code == 2
     assert "the engine main runs pocket" in err
-    code, _, err = user.say("up", "--no-screen", "--quantization=int8", "--max-context=64")
+    code, _, err = user.say("up", "--no-screen", "--dry-run", "--quantization=int8", "--max-context=64")
     assert code == 2
     assert "the engine main runs without --max-context=64; stop it with minichat down" in err
 

@@ -91,7 +91,7 @@ def test_killing_the_screen_loses_nothing(terminal: Callable[..., Tmux], run: Ru
         assert answer(tmux)[0] == "stopped"
         tmux("kill-server")
         (tmp_path / "tmux").unlink(missing_ok=True)
-        tmux = terminal("up")
+        tmux = terminal("up", "--dry-run")
         tmux.until(lambda screen: " waited " in screen and "attached to engine main" in screen)
         state, text, tokens = answer(tmux)
         assert (state, tokens) == ("stopped", TOKENS)  # max_tokens was reached
@@ -99,7 +99,7 @@ def test_killing_the_screen_loses_nothing(terminal: Callable[..., Tmux], run: Ru
         assert len(tmux.messages()) == 2
         tmux.type("C-q")
         screen = tmux.until(lambda screen: f"{ENDED} 0" in screen)
-        assert "main is running; open it: minichat attach; stop it: minichat down" in screen
+        assert "main is running as a dry run; open it: minichat attach; stop it: minichat down" in screen
         assert resident.running()
         assert run("down", "--now").code == 0
         assert not resident.running()

@@ -3,6 +3,8 @@
 import json
 import lzma
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer
 
 import engine
-from minichat.bench.harness import Bench
+from minichat.bench.harness import Bench, Figure
 from minichat.bench.load import measure
 from minichat.bench.load.client import Exchange, LoadClients, Outcome, TimedRequest
 from minichat.bench.load.http import WORDS, lengths, traced
@@ -73,6 +75,41 @@ def test_a_server_that_is_not_there_is_reported() -> None:
         address = free.getsockname()
     outcomes = LoadClients(address, [TimedRequest(0.0, b""), TimedRequest(0.0, b"")], most=1).run()
     assert [one.error.split("] ")[-1] for one in outcomes] == ["Connection refused"] * 2
+
+
+def test_the_time_of_a_request_begins_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is slow to accept is slow. Waiting for a place is not the server's time."""
+    connect = socket.create_connection
+
+    def slowly(address: tuple[str, int]) -> socket.socket:
+        time.sleep(0.4)
+        return connect(address)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=answer, args=(server, 2))
+        answering.start()
+        monkeypatch.setattr(socket, "create_connection", slowly)
+        orders = [TimedRequest(0.0, b"x"), TimedRequest(0.0, b"x")]
+        outcomes = LoadClients(server.getsockname()[:2], orders, most=1).run()
+        answering.join()
+    assert all(one.first is not None and 0.4 <= one.first < 0.8 for one in outcomes)
+
+
+def answer(server: socket.socket, times: int) -> None:
+    for _ in range(times):
+        with server.accept()[0] as connection:
+            connection.recv(1)
+            connection.sendall(HEAD + b"".join(EVENTS))
+
+
+def test_failed_requests_are_not_counted_as_served() -> None:
+    figures: list[Figure] = []
+    bench = Bench(0, 1, Progress(disable=True), figures.append)
+    served = [Outcome(0.0, first=0.1, ended=0.5, completion=5) for _ in range(4)]
+    failed = [Outcome(0.0, error="refused"), Outcome(0.0, first=0.1, error="the server closed")]
+    measure.report(bench, [(2.0, {}, [*served, *failed])], ttft=0.5, tpot=0.5)
+    found = {each.name: each.median for each in figures}
+    assert (found["requests"], found["failed"]) == (2.0, 2.0)
 
 
 def test_a_server_that_hangs_up_while_it_is_sent_to_is_reported() -> None:

@@ -84,6 +84,19 @@ def test_a_mentioned_file_is_attached(
     assert ran.code == 1 and "minichat:" not in ran.out
 
 
+def test_biases_are_written_as_in_the_servers_apis(talk: Talk) -> None:
+    ran = talk('/set logit_bias {"5": 100}', "a", "/set logit_bias [[5, 100]]", "/new", "a")
+    assert (ran.code, ran.err) == (0, "")
+    first, second = ran.out.splitlines()
+    assert first == second and len(set(first)) == 1
+
+
+def test_a_chat_without_tokens_is_refused(talk: Talk) -> None:
+    ran = talk("a", options=("--max-tokens", 0))
+    says = "--max-tokens: must be a whole number from 1; with 0 there is nothing to print"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"minichat: {says}\n")
+
+
 def test_help_fits_80_columns(talk: Talk) -> None:
     """A plain terminal breaks longer lines in the middle of a word."""
     assert max(map(len, talk("/help", "/quit").out.splitlines())) < 80
@@ -102,6 +115,9 @@ def test_help_fits_80_columns(talk: Talk) -> None:
         ("/set stop_ids 5", "stop_ids: must be a list, not 5; write it as JSON"),
         ("/set grammar a+", "grammar: must be a kind and a text, not 'a+'; write it as JSON"),
         ('/set grammar {"kind": "xml", "text": "a"}', "not 'xml'\n"),  # it is JSON
+        ("/set max_tokens 0", "max_tokens: must be a whole number from 1; with 0 there is nothing to print"),
+        ('/set logit_bias {"a": 1}', "logit_bias: must be a whole number from 0 to 2147483647, not 'a'"),
+        ("/set logit_bias 5", """logit_bias: must be a list, not 5; write it as JSON: {"5": 1.5}"""),
         (f"/set seed {'[' * 5000}", "seed: must be a whole number"),
         ("/sing", "unknown command /sing; type /help for the list"),
     ],

@@ -19,7 +19,7 @@ from tests.cli.conftest import Run
 SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
 FREE = {  # metavars of values that cannot be listed
     *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB", "GB", "N,N"),
-    *("TEXT", "PATTERN", "NAME", "URL", "ADDRESS", "ORIGIN", "DIR", "DIR:GB", "NAME=PATH", "NAME=PYTHON"),
+    *("TEXT", "PATTERN", "NAME", "URL", "ADDRESS", "ORIGIN", "NAME=PATH", "NAME=PYTHON"),
     "HOST:PORT:FILE",
 }
 ASK = """
@@ -92,6 +92,10 @@ def test_bash_offers_the_commands_and_all_their_options() -> None:
         ("serve --model ", {"pocket", "a folder", "one file"}),
         ("serve --tls-cert ", {"a folder", "one file"}),
         ("serve --tls-cert one", {"one file"}),
+        ("cache --folder ", {"a folder"}),
+        ("cache --", {"--help", "--clear", "--json", "--folder"}),
+        ("serve --kv-disk ", {"auto", "off", "a folder"}),
+        ("generate --draft ", {"mtp", "a folder", "one file"}),
         ("completions ", {"bash", "zsh", "fish"}),
         ("tour ", {"--help", "--ascii"}),  # nothing else to offer
         ("--seed ", set()),
@@ -142,6 +146,7 @@ def test_zsh_has_every_option_of_every_command() -> None:
 def test_fish_has_every_option_of_every_command() -> None:
     lines = re.findall(r"__minichat_in ([\w ]+)' .*?-l ([\w-]+)", fish.script(table()))
     assert len(lines) > 50
+    assert "-l model -rF -a 'pocket' -d" in fish.script(table())
     for name in COMMANDS:
         completed = {f"--{option}" for commands, option in lines if name in commands.split()}
         assert completed == long_options(parsers()[name])

@@ -13,9 +13,19 @@ from tests.cli.conftest import Run
 SECONDS = 60  # a loaded machine may take a while to import torch
 
 
-def start(root: Path, words: Sequence[object]) -> subprocess.Popen[bytes]:
+INTERRUPTED = """
+class Signal:
+    def find_spec(self, name, *rest):
+        if name == "minichat.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Signal())"""
+SCRIPT = "from minichat.__main__ import main; sys.exit(main())"  # as the console script does
+
+
+def start(root: Path, words: Sequence[object] = (), program: str = "") -> subprocess.Popen[bytes]:
+    module = ["-c", program] if program else ["-m", "minichat"]
     return subprocess.Popen(
-        [sys.executable, "-m", "minichat", *map(str, words)],
+        [sys.executable, *module, *map(str, words)],
         cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -47,6 +57,15 @@ def test_control_c_ends_a_reply(root: Path, long_model: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, output = process.communicate(timeout=SECONDS)
         assert (process.returncode, output) == (130, b"")
+
+
+@pytest.mark.parametrize("way", ["runpy.run_module('minichat', run_name='__main__')", SCRIPT])
+def test_control_c_during_the_first_imports(root: Path, way: str) -> None:
+    """The command line's own module is imported when the signal arrives."""
+    program = f"import os, runpy, signal, sys\n{INTERRUPTED}\nsys.argv = ['minichat', 'ps']\n{way}"
+    with start(root, program=program) as process:
+        output = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output) == (130, (b"", b""))
 
 
 def test_a_short_answer_into_a_closed_pipe(root: Path) -> None:

@@ -206,7 +206,11 @@ USAGE = {
     "kv-host": (["--kv-host", "-1"], "--kv-host must be gigabytes, 0 or more, not -1.0"),
     "tp": (["--tp", "0"], "--tp must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "--max-context is 500; "),
-    "too-long": (["--max-context", "1"], "takes 0. Shorten the prompt or raise max_context"),
+    "too-long": (["--max-context", "1"], "takes 0. Shorten the prompt or raise --max-context"),
+    "reply-too-long": (
+        ["--max-context", "20", "--max-tokens", "90"],
+        "Shorten the prompt or lower --max-tokens to ",
+    ),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
     "no-draft": (
         ["--speculate", "draft"],

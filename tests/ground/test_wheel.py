@@ -61,4 +61,4 @@ def test_metadata_matches_pyproject(root: Path, wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read(info).decode())
     assert metadata["Requires-Python"] == project["requires-python"]
     scripts = wheel.read(info.replace("METADATA", "entry_points.txt")).decode()
-    assert "minichat = minichat.cli:main" in scripts
+    assert "minichat = minichat.__main__:main" in scripts

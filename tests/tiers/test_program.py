@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import shutil
 import sqlite3
@@ -74,7 +75,7 @@ def test_auto_keeps_nothing_where_another_program_locks_the_index(
 
 
 def test_a_folder_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cache.run(argparse.Namespace(folder="x" * 300, clear=False)) == 1
+    assert cache.run(argparse.Namespace(folder="x" * 300, clear=False, json=False)) == 1
     assert "/minichat-kv: File name too long" in capsys.readouterr().err
 
 
@@ -110,12 +111,14 @@ def test_nothing_is_created_for_a_chat_that_was_never_kept(tmp_path: Path) -> No
 
 
 def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(*, clear: bool = False) -> str:
-        assert cache.run(argparse.Namespace(folder=str(tmp_path), clear=clear)) == 0
+    def run(*, clear: bool = False, json: bool = False) -> str:
+        assert cache.run(argparse.Namespace(folder=str(tmp_path), clear=clear, json=json)) == 0
         return capsys.readouterr().out
 
     assert "no blocks in" in run()
-    assert cache.run(argparse.Namespace(folder=str(tmp_path / "typo"), clear=False)) == 1
+    nothing = {"folder": str(tmp_path / "minichat-kv"), "blocks": 0, "bytes": 0, "chats": 0}
+    assert json.loads(run(json=True)) == nothing | {"oldest": None, "cleared": False}
+    assert cache.run(argparse.Namespace(folder=str(tmp_path / "typo"), clear=False, json=False)) == 1
     assert capsys.readouterr().err == f"minichat: there is no folder {tmp_path / 'typo'}\n"
     disk = DiskRoom.parse(f"{tmp_path}:1")
     index = DiskIndex(disk.folder, disk.nbytes)
@@ -123,4 +126,10 @@ def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.Captu
     index.own([name(1), name(2)], "a")
     assert 0 < index.contents().nbytes < 50_000, "less than a tenth of a megabyte is not 0.0 MB"
     assert f"3 blocks of 1 chat, {size(index.contents().nbytes)}\n" in run() and kept(index) == {1, 2, 3}
+    there = json.loads(run(json=True))
+    assert (there["blocks"], there["bytes"], there["chats"]) == (3, index.contents().nbytes, 1)
+    assert there["oldest"] == index.contents().oldest
     assert "removed 3 blocks" in run(clear=True) and not kept(index)
+    put(index, 1)
+    removed = json.loads(run(clear=True, json=True))
+    assert (removed["blocks"], removed["cleared"]) == (1, True) and not kept(index)

@@ -13,6 +13,7 @@ from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser
 from minichat.commands.bench.arguments import QUESTIONS
+from minichat.commands.serve import check
 from minichat.features import BUILT_IN
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.models import ModelScreen
@@ -154,6 +155,7 @@ def test_defaults_match_the_program() -> None:
     of = {fact.id: answer_of(fact) for fact in all_facts()}
     plain, usual = SamplingParams(), EngineConfig(model="pocket")
     served = parser().parse_args(["serve"])
+    check(served)
     assert f"{SAMPLING.temperature:g} by default" in of["default-temperature"]
     assert f"HTTP it is {plain.temperature:g}" in of["default-temperature"]
     assert f"{SAMPLING.top_p:g} by default" in of["default-top-p"]

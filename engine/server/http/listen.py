@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._drain, self._seconds, self._startup = drain, seconds, startup
         self.leave_nothing: Callable[[], None] = lambda: None  # cleanup before exiting at once
+        self.keeps_signals = False  # takes them back from a library that replaces their handlers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain.begin()
@@ -70,15 +71,19 @@ class Server(uvicorn.Server):
             yield
             return
         before = {number: signal.getsignal(number) for number in _SIGNALS}
-        self.take_signals()
+        self._take_signals()
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def take_signals(self) -> None:
-        """Handle signals, also if a library has replaced the handlers. Only from the main thread."""
+    async def on_tick(self, counter: int) -> bool:
+        if self.keeps_signals and threading.current_thread() is threading.main_thread():
+            self._take_signals()  # Python does not know of a handler in C
+        return await super().on_tick(counter)
+
+    def _take_signals(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
 

@@ -64,7 +64,11 @@ class TextFormat(ResponseFormat):
             return []
         if self.type == "json_object":
             return [("text.format", "json", _OBJECT)]
-        return [("text.format.schema", "json", _OBJECT if self.schema_ is None else self.schema_)]
+        for name, value in ("name", self.name), ("schema", self.schema_):
+            if value is None:
+                place = f"text.format.{name}"
+                raise ApiError(400, f"{place} is missing", param=place)
+        return [("text.format.schema", "json", self.schema_)]
 
 
 class StructuredOutputs(_Strict):

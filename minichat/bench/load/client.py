@@ -45,7 +45,7 @@ class Exchange:
     connection: socket.socket
     outcome: Outcome
     unsent: memoryview
-    due: float  # when it should have been sent
+    due: float  # when it was due and had a place; so its times include those of connecting
     latest: float = 0.0
     tail: bytes = b""
     status: bytes = b""
@@ -114,17 +114,17 @@ class LoadClients:
     """Sends each order when it is due and a place is free."""
 
     def __init__(self, address: tuple[str, int], orders: Sequence[TimedRequest], most: int) -> None:
-        self._address, self._most = address, most
+        self._address = address
         self._waiting = deque(sorted(orders, key=lambda order: order.at))
         self._selector = selectors.DefaultSelector()
-        self._running = 0
+        self._places = deque[float]([0.0] * most)  # when each became free
         self._outcomes: list[Outcome] = []
         self._began = 0.0
 
     def run(self) -> list[Outcome]:
         self._began = time.perf_counter()
         self.send_due()
-        while self._waiting or self._running:
+        while self._waiting or self._selector.get_map():
             for key, events in self._selector.select(self._until_next()):
                 self._progress(key.data, events)
             self.send_due()
@@ -132,26 +132,26 @@ class LoadClients:
 
     def _until_next(self) -> float | None:
         """Seconds until the next order is due; None if only an answer can change something."""
-        if not self._waiting or self._running >= self._most:
+        if not self._waiting or not self._places:
             return None
         return max(0.0, self._began + self._waiting[0].at - time.perf_counter())
 
     def send_due(self) -> None:
         now = time.perf_counter()
-        while self._waiting and self._running < self._most and self._began + self._waiting[0].at <= now:
+        while self._waiting and self._places and self._began + self._waiting[0].at <= now:
             order = self._waiting.popleft()
+            due = max(self._began + order.at, self._places.popleft())
             outcome = Outcome(now - self._began)
             try:
                 connection = socket.create_connection(self._address)
             except OSError as error:
                 outcome.error = str(error)
-                self._outcomes.append(outcome)
+                self._end(outcome)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setblocking(False)
-            exchange = Exchange(connection, outcome, memoryview(order.message), time.perf_counter())
+            exchange = Exchange(connection, outcome, memoryview(order.message), due)
             self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, exchange)
-            self._running += 1
 
     def _progress(self, exchange: Exchange, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -161,5 +161,8 @@ class LoadClients:
         if events & selectors.EVENT_READ and not exchange.receive(time.perf_counter()):
             self._selector.unregister(exchange.connection)
             exchange.connection.close()
-            self._running -= 1
-            self._outcomes.append(exchange.outcome)
+            self._end(exchange.outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._places.append(time.perf_counter())
+        self._outcomes.append(outcome)

@@ -77,7 +77,7 @@ def report(bench: Bench, rounds: Sequence[Round], ttft: float, tpot: float) -> N
             firsts.append(one.first)
             between.append((one.ended - one.first) / max(1, one.completion - 1))
     bench.note("tokens", [many / seconds for many, seconds in zip(tokens, spent, strict=True)], "tok/s")
-    bench.note("requests", len(served) / sum(spent), "req/s")
+    bench.note("requests", len(firsts) / sum(spent), "req/s")
     for name in rounds[0][1]:
         each = [used[name] / many for (_, used, _), many in zip(rounds, tokens, strict=True)]
         bench.note(f"processor time a token, {name}", each, "s")

@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from itertools import chain, count
+from pathlib import Path
 
 from engine.api.places import expanded
 from minichat.chats.errors import BadExport
@@ -38,7 +39,7 @@ def export(context: Context) -> None:
             try:
                 if file.parent == paths.exports:
                     private_folder(file.parent)
-                file.write_text(text, encoding="utf-8")
+                _write(file, text)
             except OSError as error:  # an error for a full disk does not name the file
                 program.report(f"Cannot write {file}: {error.strerror}")
                 return False
@@ -48,6 +49,16 @@ def export(context: Context) -> None:
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
     ask(context.app, "Export to a file (.md or .json)", accept, str(free))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the whole file or nothing, so that the same name can be tried again."""
+    fresh = file.with_name(f".export.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def import_(context: Context) -> None:

@@ -1,5 +1,6 @@
 """A chat is exported to a file, whose extension selects the format."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,33 @@ async def test_an_export_that_cannot_be_written_is_reported(
         it.app.screen.query_one("Input").value = str(tmp_path / "no" / "folder.md")
         await it.pilot.press("enter")
         await it.until(lambda: any("folder.md" in notice for notice in it.notices()))
+
+
+@run
+async def test_a_failed_export_leaves_nothing_and_can_be_repeated(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    write, full = Path.write_text, True
+
+    def writing(file: Path, text: str, **more: Any) -> int:
+        if full and file.parent == folder:
+            write(file, text[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", writing)
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        await export_to(it, folder / "out.md")
+        await it.until(lambda: any("No space left" in notice for notice in it.notices()))
+        assert list(folder.iterdir()) == []
+        full = False
+        await it.pilot.press("enter")
+        await it.until((folder / "out.md").exists)
+        assert [each.name for each in folder.iterdir()] == ["out.md"]
+        assert "good day" in (folder / "out.md").read_text()
 
 
 @run

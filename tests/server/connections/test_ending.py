@@ -244,13 +244,15 @@ class TestSignals:
             assert caplog.messages == said
 
     def test_signals_are_handled_again_after_a_library_took_them(self) -> None:
+        """Ray does while the engine starts."""
         with serving(dry()) as served:
             server, seen = served.server, list[int]()
             assert threading.current_thread() is threading.main_thread()
             before = signal.getsignal(signal.SIGTERM)
             with server.capture_signals():
                 signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-                server.take_signals()
+                server.keeps_signals = True
+                asyncio.run(server.on_tick(1))
                 signal.raise_signal(signal.SIGTERM)
             assert signal.getsignal(signal.SIGTERM) is before
             assert server.should_exit and not seen
@@ -287,6 +289,8 @@ class TestCommand:
             (["--insecure"], "--insecure has no effect without --no-key"),
             (["--uds", str(tmp_path / "s"), "--port", "9000"], "--port has no effect with --uds"),
             (["--uds", str(tmp_path / "s"), "--host", "0.0.0.0"], "--host has no effect with --uds"),
+            (["--uds", str(tmp_path / "s"), "--port", "8000"], "--port has no effect with --uds"),
+            (["--uds", str(tmp_path / "s"), "--host", "127.0.0.1"], "--host has no effect with --uds"),
             (["--no-key", "--api-key-file", str(empty)], "cannot be combined"),
             (["--tls-cert", str(empty)], "must be used together"),
             (["--tls-cert", "none", "--tls-key", "none"], "none does not exist"),

@@ -95,8 +95,8 @@ def test_health_answers_a_head_request(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "key", "status", "word"),
     [
-        ("/ws/events?snapshots=often", KEY, 400, "snapshots: "),
-        ("/ws/events?snapshots=0", KEY, 400, "snapshots: "),
+        ("/ws/events?snapshots=often", KEY, 400, "snapshots: must be a number"),
+        ("/ws/events?snapshots=0", KEY, 400, "snapshots: must be at least 0.05"),
         ("/ws/nothing", KEY, 404, "'/ws/nothing'"),
         ("/v1/models", KEY, 404, "'/v1/models'"),
         ("/ws", "sk-of-a-stranger", 401, "invalid API key"),

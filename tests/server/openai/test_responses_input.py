@@ -97,6 +97,8 @@ class TestInput:
             "text.format.schema",
             "Invalid type: foo",
         ),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is missing"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "is missing"),
         ({"text": {"tone": "dry"}}, "text.tone", "not a known"),
         ({"background": True}, "background", "not supported"),
         ({"return_token_ids": True}, "return_token_ids", "is not part of responses"),

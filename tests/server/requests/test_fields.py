@@ -122,17 +122,17 @@ def test_a_completion_field_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": []}, "prompt: list should have at least 1 item after validation, not 0"),
-        ({"prompt": [1, "a"]}, "prompt[1]: input should be a valid integer, got 'a'"),
-        ({"prompt": [-1]}, "prompt[0]: input should be greater than or equal to 0, got -1"),
-        ({"prompt": [[1], "a"]}, "prompt[1]: input should be a valid list, got 'a'"),
-        ({"prompt": [[1, -5]]}, "prompt[0][1]: input should be greater than or equal to 0, got -5"),
-        ({"stop": ["a"] * 17}, "stop: list should have at most 16 items after validation, not 17"),
-        ({"stop": ""}, "stop: string should have at least 1 character, got ''"),
+        ({"prompt": []}, "prompt: must not be empty"),
+        ({"prompt": [1, "a"]}, "prompt[1]: must be a whole number, got 'a'"),
+        ({"prompt": [-1]}, "prompt[0]: must be at least 0, got -1"),
+        ({"prompt": [[1], "a"]}, "prompt[1]: must be a list, got 'a'"),
+        ({"prompt": [[1, -5]]}, "prompt[0][1]: must be at least 0, got -5"),
+        ({"stop": ["a"] * 17}, "stop: must have at most 16 items"),
+        ({"stop": ""}, "stop: must not be empty, got ''"),
         ({"suffix": "x"}, "suffix is not a known or supported field"),
-        ({"max_tokens": True}, "max_tokens: input should be a valid integer, got true"),
-        ({"prompt": False}, "prompt: input should be a valid string or a valid list, got false"),
-        ({"early_stopping": "x"}, "early_stopping: input should be a valid boolean or 'never', got 'x'"),
+        ({"max_tokens": True}, "max_tokens: must be a whole number, got true"),
+        ({"prompt": False}, "prompt: must be a string or a list, got false"),
+        ({"early_stopping": "x"}, "early_stopping: must be true or false or 'never', got 'x'"),
     ],
 )
 def test_a_bad_union_field_is_refused_as_the_type_it_resembles(
@@ -146,11 +146,11 @@ def test_a_bad_union_field_is_refused_as_the_type_it_resembles(
     [
         (
             '{"prompt": "hi", "temperature": 1e999}',
-            "temperature: input should be less than or equal to 100, got a number that is too large",
+            "temperature: must be at most 100, got a number that is too large",
         ),
         (
             '{"prompt": "hi", "temperature": -1e999}',
-            "temperature: input should be greater than or equal to 0, got a number that is too small",
+            "temperature: must be at least 0, got a number that is too small",
         ),
         ("true", "the body must be a JSON object, got true"),
         ('[null, "a"]', 'the body must be a JSON object, got [null, "a"]'),

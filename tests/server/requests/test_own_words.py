@@ -39,11 +39,11 @@ def test_the_input_of_anthropics_tool_use(client: httpx.Client, given: dict[str,
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        ({"type": "function", "function": None}, "tool_choice.function: input should be an object, got null"),
-        ({"type": "function", "function": {"name": None}}, "tool_choice.function.name: input should be a"),
+        ({"type": "function", "function": None}, "tool_choice.function: must be an object, got null"),
+        ({"type": "function", "function": {"name": None}}, "tool_choice.function.name: must be a"),
         ({"type": 5}, "tool_choice.type: "),
-        (5, "tool_choice: input should be 'auto', 'none' or 'required'"),
-        ([], "tool_choice: input should be 'auto', 'none' or 'required'"),
+        (5, "tool_choice: must be 'auto', 'none' or 'required'"),
+        ([], "tool_choice: must be 'auto', 'none' or 'required'"),
     ],
 )
 def test_the_part_of_a_tool_choice(client: httpx.Client, choice: object, words: str) -> None:
