@@ -87,8 +87,9 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._mouse_captured = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
-        self._themes.read(remembered.theme_for(self.settings.screen.theme))
+        self._themes.read(wanted := remembered.theme_for(self.settings.screen.theme))
         self._following: Timer | None = None
+        self._wanted_theme = wanted
         self._saved_theme, self._checked_at = self.theme, start.clock()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
@@ -153,6 +154,8 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._themes.begin()
         if (name := self.settings.screen.theme) not in (there := self._themes.known.palettes):
             self.start.loaded.document.report("screen.theme", f"{name!r} {unknown(name, there)}")
+        elif self._wanted_theme not in there:
+            self.report(f"The theme {self._wanted_theme} is gone. This is {self.theme}")
         self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
