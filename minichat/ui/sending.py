@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
+from minichat.chats.queries import PAGE
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
@@ -148,9 +149,14 @@ async def begin(context: Context, composing: Composing) -> None:
 
 def recall(context: Context, back: int) -> None:
     """Recall the user's message from `back` messages ago, or a sample message; 0 empties the prompt."""
-    messages = context.chats.active.chat.messages
-    own = [message.text for message in messages if message.role == "user"]
-    own = own if messages else list(context.workspace.tries)
+    chat = context.chats.active.chat
+
+    def said() -> list[str]:
+        return [message.text for message in chat.messages if message.role == "user"]
+
+    while back > len(said()) and chat.earlier:
+        context.workspace.pane.read_older(PAGE)
+    own = said() if chat.messages else list(context.workspace.tries)
     if back <= len(own):
         context.workspace.prompt.recall(own[-back] if back else "", back)
 
