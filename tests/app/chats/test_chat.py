@@ -292,6 +292,8 @@ async def test_enter_in_an_empty_prompt_shows_reasoning(bench: Callable[..., Any
         await it.until(lambda: "Enter to show" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: "Enter to hide" in it.screen_text() and "hm, well" in it.screen_text())
+        await it.pilot.press("alt+w", "alt+z")
+        await it.until(lambda: "Enter to hide" in it.screen_text() and "hm, well" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: "Enter to show" in it.screen_text())
 
