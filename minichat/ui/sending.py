@@ -80,7 +80,15 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
     way = f"Press {context.keys.name('reply.stop')} to stop"
     if busy != [context.chats.active]:  # which that key would not stop, or not all of them
         way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    context.app.notify(f"{_letters_are(busy)} still replying. {way}", severity="warning")
+    notice = f"{_letters_are(busy)} still replying. {way}"
+
+    def end(_: Conversation) -> None:
+        if not all(each.streaming for each in busy):
+            context.app.end_notice(notice)
+            context.signals.changed.disconnect(end)
+
+    context.app.notify(notice, severity="warning")
+    context.signals.changed.connect(end)
 
 
 def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:

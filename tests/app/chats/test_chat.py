@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.widgets._toast import Toast
 
 from engine.api.errors import EngineDead
 from engine.api.events import Delta
@@ -183,12 +184,16 @@ async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
 @run
 @pytest.mark.parametrize("key", ["alt+e", "alt+r"])
 async def test_a_running_reply_must_be_stopped_first(bench: Callable[..., Any], key: str) -> None:
-    async with bench() as it:
+    async with bench(shows_notices=True) as it:
+        it.app.NOTIFICATION_TIMEOUT = 100
         await it.answered(await it.say("hello"))
         reply = await it.say("again")
         await it.pilot.press(key)
         await it.until(lambda: it.notices() == ["A is still replying. Press Esc to stop"])
         assert not reply.finished
+        await it.until(lambda: it.app.screen.query(Toast))
+        await it.answered(reply)
+        await it.until(lambda: not it.app.screen.query(Toast))
 
 
 @run
