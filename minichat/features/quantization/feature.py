@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from textual import on
 
 from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
+from engine.api.errors import EngineError
 from engine.api.events import Event, Quantized
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
@@ -35,6 +36,8 @@ class QuantizationPanel(QuantizationDrawer):
     def _report(self, events: Sequence[Event]) -> None:
         """Report a conversion that has failed, unless the drawer shows it."""
         for event in events:
+            if isinstance(event, Quantized):
+                self.expect("")
             if isinstance(event, Quantized) and event.error and not self.display:
                 before = "not quantized" if event.before == "none" else event.before
                 why = f"cannot use {event.scheme}: {event.error}"
@@ -49,7 +52,18 @@ class QuantizationPanel(QuantizationDrawer):
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
             self.notify(f"The scheme of the weights is already {scheme}", severity="warning")
         else:
-            program.ask(program.backend.send(SetQuantization(scheme)))
+            program.ask(self._convert(scheme))
+
+    async def _convert(self, scheme: str) -> None:
+        first = not self._changing
+        if first:
+            self.expect(scheme)
+        try:
+            await self.context.program.backend.send(SetQuantization(scheme))
+        except EngineError:
+            if first:
+                self.expect("")
+            raise
 
     @on(QuantizationDrawer.CacheSchemeChosen)
     def _recache(self, chosen: QuantizationDrawer.CacheSchemeChosen) -> None:

@@ -1,0 +1,56 @@
+"""What is shown between a choice and the engine's answer to it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from engine.api.errors import BadInput
+from engine.api.events import Quantized
+from engine.api.snapshot import Change, SchemeView
+from minichat.clients.fake import FakeBackend
+from tests.app.conftest import run, snapshot
+
+PLAIN = replace(
+    snapshot(),
+    schemes=(SchemeView("none", "", 4_000_000_000), SchemeView("int4", "", 1_000_000_000)),
+)
+
+
+@run
+async def test_a_conversion_that_the_engine_has_not_begun_is_shown(bench: Callable[..., Any]) -> None:
+    """The engine compiles kernels first, and takes no snapshot meanwhile."""
+    backend = FakeBackend([PLAIN])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc cancel" in it.screen_text())
+        it.quantization.see_snapshot(PLAIN)
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        it.quantization.see_snapshot(replace(PLAIN, change=Change("int4", 1, 8)))
+        await it.until(lambda: "to int4: 1 of 8 layers" in it.screen_text())
+        it.quantization.see_snapshot(replace(PLAIN, quantization="int4"))
+        await it.until(lambda: "to int4" not in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc close" in it.screen_text())
+
+
+@run
+async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([PLAIN])
+    refused = asyncio.Event()
+
+    async def refuse(_: object) -> None:
+        await refused.wait()
+        raise BadInput("the weights are changing to int8; wait, or cancel that")
+
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        backend.emit(Quantized(0, 0.0, "int4", "none", 64, 0.0, "it was canceled"))
+        await it.until(lambda: "to int4" not in it.screen_text())
+        backend.send = refuse
+        await it.pilot.press("enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        refused.set()
+        await it.until(lambda: "to int4" not in it.screen_text())
+        await it.until(lambda: any("changing to int8" in notice for notice in it.notices()))
