@@ -1,6 +1,6 @@
 """Sends messages from the prompt to the chats, with their attachments."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
@@ -55,6 +55,13 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
     workspace.label()
+
+
+def ask(context: Context, request: Coroutine[object, object, None]) -> None:
+    """Send a user's request to the engine in the background. Say if it has to wait for the link."""
+    if context.engine.unlinked:
+        context.app.notify("No link. This is sent when it is back", severity="warning")
+    context.program.ask(request)
 
 
 def retry(context: Context, message_id: int | None = None) -> None:

@@ -11,6 +11,7 @@ from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.features.quantization.reverting import Reverting
+from minichat.ui import sending
 from minichat.ui.marks import ASCII
 
 
@@ -26,6 +27,7 @@ class QuantizationPanel(QuantizationDrawer):
         context.signals.events.connect(self._report)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
+        self.awaited = "no link" if self.context.engine.unlinked else "preparing"
         super().see_snapshot(snapshot)
         self._date(self.context.engine.cut)
 
@@ -48,11 +50,11 @@ class QuantizationPanel(QuantizationDrawer):
         """Convert the weights; an empty scheme cancels the running conversion."""
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if not scheme:
-            program.ask(program.backend.send(CancelQuantization()))
+            sending.ask(self.context, program.backend.send(CancelQuantization()))
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
             self.notify(f"The scheme of the weights is already {scheme}", severity="warning")
         else:
-            program.ask(self._convert(scheme))
+            sending.ask(self.context, self._convert(scheme))
 
     async def _convert(self, scheme: str) -> None:
         first = not self._changing
@@ -71,7 +73,7 @@ class QuantizationPanel(QuantizationDrawer):
         if shot and shot.kv_scheme == scheme:
             self.notify(f"The scheme of the KV cache is already {scheme}", severity="warning")
         else:
-            program.ask(program.backend.send(SetKvScheme(scheme)))
+            sending.ask(self.context, program.backend.send(SetKvScheme(scheme)))
 
     @on(QuantizationDrawer.LeaveRequested)
     def _leave(self) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 from engine.api.errors import BadInput
 from engine.api.events import Quantized
-from engine.api.snapshot import Change, SchemeView
+from engine.api.snapshot import Change, SchemeView, Switch
 from minichat.clients.fake import FakeBackend
 from tests.app.conftest import run, snapshot
+from tests.attach.test_screen import back, lost
 
 PLAIN = replace(
-    snapshot(),
+    snapshot(switches=(Switch("overlap", False, True),)),
     schemes=(SchemeView("none", "", 4_000_000_000), SchemeView("int4", "", 1_000_000_000)),
+    kv_schemes=(SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772)),
 )
 
 
@@ -54,3 +56,25 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
         refused.set()
         await it.until(lambda: "to int4" not in it.screen_text())
         await it.until(lambda: any("changing to int8" in notice for notice in it.notices()))
+
+
+@run
+async def test_what_is_chosen_without_a_link_waits_for_it(bench: Callable[..., Any]) -> None:
+    queued = "No link. This is sent when it is back"
+    async with bench((100, 40), backend=FakeBackend([PLAIN])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.backend.emit(lost())
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: it.notices() == [queued])
+        await it.until(lambda: "to int4: no link" in it.screen_text())
+        await it.pilot.press("alt+x")
+        await it.until(lambda: "Toggle a technique" in it.screen_text())
+        it.app.clear_notifications()
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices().count(queued) == 2)
+        it.backend.emit(back())
+        await it.until(lambda: "no link" not in it.screen_text())
+        it.app.clear_notifications()
+        await it.pilot.press("tab", "down", "enter")
+        await it.until(lambda: it.backend.recached)
+        assert it.notices().count(queued) == 2
