@@ -31,7 +31,7 @@ from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
-from minichat.notices import Notices, sentences
+from minichat.notices import Notices, capitalized, sentences
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.session.pacer import Pacer
@@ -251,14 +251,14 @@ class MinichatApp(Notices, inherit_bindings=False):
             super()._handle_exception(error)
 
     def report(self, sentence: str) -> None:
-        self.notify(one_line(sentence), severity="error", timeout=8)
+        self.notify(capitalized(one_line(sentence)), severity="error", timeout=8)
 
     def _report_all(self, problems: Sequence[object], before: Sequence[object] = ()) -> None:
         """Show the first few. `before`: those known until now; notices of the solved ones end."""
         found = sentences(problems)
         for each in sentences(before):
             if each not in found:
-                self.end_notice(one_line(each))
+                self.end_notice(capitalized(one_line(each)))
         for each in found:
             self.report(each)
 

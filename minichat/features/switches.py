@@ -24,7 +24,8 @@ def toggle(context: Context, name: str) -> None:
 
     async def switch() -> None:
         await backend.send(SetSwitch(name, on))
-        context.app.notify(f"{named(name, on)}, from the next step", timeout=2)
+        words = named(name, on)
+        context.app.notify(f"{words[0].upper()}{words[1:]}, from the next step", timeout=2)
 
     sending.ask(context, switch())
 

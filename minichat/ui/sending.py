@@ -50,7 +50,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         context.program.report(one_line(str(error)))
     else:
         if files:
-            context.app.notify(f"attached: {one_line(listed(files))}")
+            context.app.notify(f"Attached: {one_line(listed(files))}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()

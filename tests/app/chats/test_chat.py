@@ -126,7 +126,7 @@ async def test_a_prompt_that_cannot_be_stored_is_kept(
         monkeypatch.setattr(it.app.store, "add_turn", refuse)
         it.main.prompt.put("precious")
         await it.pilot.press("enter")
-        await it.until(lambda: "another minichat writes" in it.notices())
+        await it.until(lambda: "Another minichat writes" in it.notices())
         assert it.main.prompt.text == "precious"
 
 

@@ -68,7 +68,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(
         await it.until(lambda: (it.app.theme, ground()) == ("my own", "#335577"))
         await it.command("view.copy_theme")
         await it.pilot.press(*"my own", "enter")
-        await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
+        await it.until(lambda: "A theme named 'my own' already exists" in it.notices())
         await it.until(lambda: it.app.screen.query(Input))
         assert it.app.screen.query_one(Input).value == "my own", "it stays, to be corrected"
         await it.pilot.press("escape")
