@@ -28,6 +28,7 @@ class OpenChats:
         order: Sequence[int] = (),
         active: int = 0,
         pinned: Collection[int] = (),
+        unread: Collection[int] = (),
     ) -> None:
         """`order` holds the chats in the tab order of the last session; others follow."""
         self.services, self.defaults, self.system = services, defaults, system
@@ -35,6 +36,8 @@ class OpenChats:
         places = {chat: place for place, chat in enumerate(order)}
         opened = sorted(services.store.open_chats(), key=lambda chat: places.get(chat.id, len(places)))
         self._all: list[Conversation] = [Conversation(chat, services) for chat in opened]
+        for each in self._all:
+            each.unread = each.chat.id in unread
         if not self._all:
             self._all.append(Conversation(self._made(), services))
         self._pinned = set(pinned)  # ids; closed chats keep their pins
@@ -187,7 +190,8 @@ class OpenChats:
         stand, before = [each.chat.id for each in self._all], Remembered.read(file)
         pinned = {each for each in (*before.pinned, *self._turned) if self._turned.get(each, True)}
         self._turned.clear()
-        before.left(stand, self.active.chat.id, sorted(pinned)).write(file)
+        unread = [each.chat.id for each in self._all if each.unread]
+        before.left(stand, self.active.chat.id, sorted(pinned), unread).write(file)
 
     async def resume(self) -> None:
         """Continue reading replies that earlier screens started, if the engine still has them."""
