@@ -31,7 +31,7 @@ from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.table import bindings, bound, commands
 from minichat.models.lifecycle import EngineLifecycle
-from minichat.notices import Notices, sentences
+from minichat.notices import Notices, capitalized, sentences
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.session.pacer import Pacer
@@ -87,15 +87,16 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._mouse_captured = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
-        self._themes.read(remembered.theme_for(self.settings.screen.theme))
+        self._themes.read(wanted := remembered.theme_for(self.settings.screen.theme))
         self._following: Timer | None = None
+        self._wanted_theme = wanted
         self._saved_theme, self._checked_at = self.theme, start.clock()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         given = (self._took, self._changed, self._spread, self.report, start.params)
         timing = self.settings.chat.deadline, start.clock
         services = ChatServices(store, backend, pacer, self.lifecycle.ready, *given, *timing)
-        restored = (remembered.chats, remembered.active, remembered.pinned)
+        restored = (remembered.chats, remembered.active, remembered.pinned, remembered.unread)
         self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.main = MainScreen(self.chats, signs, self.owner_colors, self.error_boundary.guarded)
@@ -153,6 +154,8 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._themes.begin()
         if (name := self.settings.screen.theme) not in (there := self._themes.known.palettes):
             self.start.loaded.document.report("screen.theme", f"{name!r} {unknown(name, there)}")
+        elif self._wanted_theme not in there:
+            self.report(f"The theme {self._wanted_theme} is gone. This is {self.theme}")
         self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
@@ -248,14 +251,14 @@ class MinichatApp(Notices, inherit_bindings=False):
             super()._handle_exception(error)
 
     def report(self, sentence: str) -> None:
-        self.notify(one_line(sentence), severity="error", timeout=8)
+        self.notify(capitalized(one_line(sentence)), severity="error", timeout=8)
 
     def _report_all(self, problems: Sequence[object], before: Sequence[object] = ()) -> None:
         """Show the first few. `before`: those known until now; notices of the solved ones end."""
         found = sentences(problems)
         for each in sentences(before):
             if each not in found:
-                self.end_notice(one_line(each))
+                self.end_notice(capitalized(one_line(each)))
         for each in found:
             self.report(each)
 

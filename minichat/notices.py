@@ -10,6 +10,7 @@ from textual.widgets._toast import Toast
 from minichat.plural import plural
 
 _PROBLEMS = 4  # shown at once
+_NO_NAMES = frozenset("a an another cannot chat it no nothing the there these this unknown".split())
 
 
 def sentences(problems: Sequence[object]) -> list[str]:
@@ -18,6 +19,12 @@ def sentences(problems: Sequence[object]) -> list[str]:
     if (rest := len(problems) - _PROBLEMS) > 0:
         found.append(f"{plural(rest, 'more problem')}: fix these first")
     return found
+
+
+def capitalized(sentence: str) -> str:
+    """The sentence with a capital letter, unless it begins with a name, as of a file or a field."""
+    first = sentence.partition(" ")[0]
+    return sentence[0].upper() + sentence[1:] if first in _NO_NAMES else sentence
 
 
 class Notices(App[object]):

@@ -86,6 +86,14 @@ class Message:
         return "\n\n".join([self.text, *(each.fenced for each in self.attachments)])
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a sent message is replaced by, as far as it is typed."""
+
+    message: int
+    text: str
+
+
 @dataclass(slots=True)
 class Chat:
     """One chat as loaded: its newest messages, and the number of older ones in the store."""
@@ -99,6 +107,7 @@ class Chat:
     adapter: str = ""  # the LoRA adapter of its next reply
     messages: list[Message] = field(default_factory=list)
     draft: str = ""
+    edit: Edit | None = None  # as stored
     typed_system: str | None = None  # a system prompt that was typed and not accepted
     earlier: int = 0  # messages in the store before messages[0]
     created_at: float = 0.0

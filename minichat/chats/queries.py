@@ -7,7 +7,7 @@ from typing import Any
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import free_letter
-from minichat.chats.model import Chat, ChatLine, Message, fork_title
+from minichat.chats.model import Chat, ChatLine, Edit, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import SearchHit, found_in, snippet
 
@@ -28,13 +28,18 @@ def chat_row(db: Db, chat_id: int) -> sqlite3.Row:
 
 
 def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
+    """The chat with its last messages, at least from the one that is being edited on."""
     row = chat_row(db, chat_id)
+    edit = db.execute("SELECT message, text FROM edits WHERE id = ?", (chat_id,)).fetchone()
+    if edit is not None and last > 0:
+        after = "SELECT count(*) FROM messages WHERE chat_id = ? AND id >= ?"
+        last = max(last, db.execute(after, (chat_id, edit["message"])).fetchone()[0])
     messages = last_messages(db, chat_id, last)
     earlier = 0
     if messages:
         count = "SELECT count(*) FROM messages WHERE chat_id = ? AND id < ?"
         earlier = db.execute(count, (chat_id, messages[0].id)).fetchone()[0]
-    return chat_from(row, messages, earlier)
+    return chat_from(row, messages, earlier, Edit(**dict(edit)) if edit is not None else None)
 
 
 def insert_chat(db: Db, title: str, system: str, params: str, at: float) -> int:
@@ -56,6 +61,15 @@ def keep_typed_system(db: Db, chat_id: int, text: str | None) -> None:
         db.execute("DELETE FROM typed_systems WHERE id = ?", (chat_id,))
     else:
         db.execute("INSERT OR REPLACE INTO typed_systems (id, text) VALUES (?, ?)", (chat_id, storable(text)))
+
+
+def keep_edit(db: Db, chat_id: int, edit: Edit | None) -> None:
+    """Keep the edit instead of another one, unless its message is gone."""
+    chat_row(db, chat_id)
+    db.execute("DELETE FROM edits WHERE id = ?", (chat_id,))
+    if edit is not None:
+        insert = "INSERT INTO edits SELECT chat_id, id, ? FROM messages WHERE chat_id = ? AND id = ?"
+        db.execute(insert, (storable(edit.text), chat_id, edit.message))
 
 
 def closed_last(db: Db) -> int | None:

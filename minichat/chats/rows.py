@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.api.errors import BadParams
 from engine.api.params import FIELDS, SamplingParams
-from minichat.chats.model import Attachment, Chat, Message, ReplyStats
+from minichat.chats.model import Attachment, Chat, Edit, Message, ReplyStats
 
 _DEFAULT = SamplingParams()
 
@@ -99,7 +99,7 @@ def message_from(row: sqlite3.Row) -> Message:
     )
 
 
-def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int) -> Chat:
+def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int, edit: Edit | None) -> Chat:
     return Chat(
         id=row["id"],
         letter=row["letter"],
@@ -110,6 +110,7 @@ def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int) -> Chat:
         adapter=row["adapter"],
         messages=messages,
         draft=row["draft"],
+        edit=edit,
         typed_system=row["typed_system"],
         earlier=earlier,
         created_at=row["created_at"],

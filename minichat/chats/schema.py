@@ -40,20 +40,30 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE chats ADD COLUMN own_params TEXT",
     "CREATE TABLE deleted_chats (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
-# No migration, since an older minichat would refuse the file. It ignores this table.
-_TYPED_SYSTEMS = """
+# No migrations, since an older minichat would refuse the file. It ignores these tables.
+_ADDED = (
+    """
     CREATE TABLE IF NOT EXISTS typed_systems (
         id INTEGER PRIMARY KEY REFERENCES chats (id) ON DELETE CASCADE,
         text TEXT NOT NULL
     )
-"""
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS edits (
+        id INTEGER PRIMARY KEY REFERENCES chats (id) ON DELETE CASCADE,
+        message INTEGER NOT NULL REFERENCES messages (id) ON DELETE CASCADE,
+        text TEXT NOT NULL
+    )
+    """,
+)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
     """Migrate the database to the newest version in one transaction."""
     if _version(connection) != len(migrations):
         _advance(connection, migrations)
-    connection.execute(_TYPED_SYSTEMS)
+    for table in _ADDED:
+        connection.execute(table)
 
 
 def _advance(connection: sqlite3.Connection, migrations: Sequence[str]) -> None:

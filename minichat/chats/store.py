@@ -17,7 +17,7 @@ from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
 from minichat.chats.export import from_json, to_json, to_markdown
-from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State, chat_key
+from minichat.chats.model import Attachment, Chat, ChatLine, Edit, Message, ReplyStats, Role, State, chat_key
 from minichat.chats.queries import PAGE, Db
 from minichat.chats.rows import changes_between, packed_params, storable
 from minichat.chats.search import SearchHit, words_of
@@ -101,6 +101,10 @@ class Store:
     def keep_typed_system(self, chat_id: int, text: str | None) -> None:
         """Keep a system prompt that was typed and not accepted; None: there is none."""
         self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text))
+
+    def keep_edit(self, chat_id: int, edit: Edit | None) -> None:
+        """Keep an edit that was typed and not sent; None: there is none."""
+        self._database.write(lambda db: queries.keep_edit(db, chat_id, edit))
 
     def tune(
         self, chat_id: int, before: SamplingParams, after: SamplingParams, own: SamplingParams | None = None

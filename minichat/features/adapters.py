@@ -12,6 +12,7 @@ from engine.api.snapshot import AdapterView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.models.progress import size
 from minichat.session.conversation import Conversation
+from minichat.ui import sending
 from minichat.ui.dialogs.ask import ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
@@ -83,7 +84,7 @@ def load(context: Context) -> None:
     def accept(text: str) -> bool:
         if text.strip():
             try:
-                context.program.ask(ask_engine(AdapterPlace.parse(text.strip()), text))
+                sending.ask(context, ask_engine(AdapterPlace.parse(text.strip()), text))
             except BadInput as error:
                 context.program.report(str(error))
                 return False
@@ -105,7 +106,7 @@ def _drop(context: Context, name: str) -> None:
         still = f". It is still chosen in {', '.join(users)}" if users else ""
         context.app.notify(f"The adapter {one_line(name)} is dropped{still}")
 
-    context.program.ask(drop())
+    sending.ask(context, drop())
 
 
 ADAPTERS = Feature(

@@ -10,6 +10,7 @@ from engine.api.commands import Abort, Preempt
 from engine.api.events import Event
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, Leaving, PanelSpec, ScreenCommand
+from minichat.ui import sending
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.cells import Order, Tint
 from minichat.ui.panels import Dock
@@ -74,11 +75,11 @@ class MonitorSide(MonitorPanel):
 
     @on(Queues.AbortRequested)
     def _abort(self, event: Queues.AbortRequested) -> None:
-        self.context.program.ask(self.context.program.backend.send(Abort((event.request,))))
+        sending.ask(self.context, self.context.program.backend.send(Abort((event.request,))))
 
     @on(Queues.PreemptRequested)
     def _preempt(self, event: Queues.PreemptRequested) -> None:
-        self.context.program.ask(self.context.program.backend.send(Preempt(event.request)))
+        sending.ask(self.context, self.context.program.backend.send(Preempt(event.request)))
 
     @on(KVMap.Pointed)
     def _point(self, event: KVMap.Pointed) -> None:

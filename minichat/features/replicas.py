@@ -8,6 +8,7 @@ from textual.content import Content
 from engine.api.commands import Command, DrainReplica, StartReplica
 from engine.api.snapshot import ReplicaView
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
+from minichat.ui import sending
 from minichat.ui.dialogs.pick import Choice, PickScreen
 
 Step = tuple[str, Command[None]]  # its words, and what it sends
@@ -54,7 +55,7 @@ def _offers(context: Context) -> Iterator[Offer]:
 
 
 def _send(context: Context, command: Command[None]) -> None:
-    context.program.ask(context.program.backend.send(command))
+    sending.ask(context, context.program.backend.send(command))
 
 
 REPLICAS = Feature(

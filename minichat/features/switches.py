@@ -8,6 +8,7 @@ from textual.content import Content
 from engine.api.commands import SetSwitch
 from engine.api.snapshot import Switch
 from minichat.features.feature import Context, Feature, Offer, ScreenCommand
+from minichat.ui import sending
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.switches import MEANING, NAMES, named
 
@@ -23,9 +24,10 @@ def toggle(context: Context, name: str) -> None:
 
     async def switch() -> None:
         await backend.send(SetSwitch(name, on))
-        context.app.notify(f"{named(name, on)}, from the next step", timeout=2)
+        words = named(name, on)
+        context.app.notify(f"{words[0].upper()}{words[1:]}, from the next step", timeout=2)
 
-    context.program.ask(switch())
+    sending.ask(context, switch())
 
 
 def switches(context: Context) -> None:

@@ -45,8 +45,8 @@ class Conversation:
         self.chat, self.services, self.reading = chat, services, Reading(chat, services)
         self.view: ConversationView | None = None
         self.run: RunningReply | None = None
-        self.editing: int | None = None  # the message that the next send replaces
-        self.edited = ""  # what it is replaced by, as far as it is typed
+        self.editing = chat.edit.message if chat.edit else None  # the message that the next send replaces
+        self.edited = chat.edit.text if chat.edit else ""  # what it is replaced by, as far as it is typed
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
         self.watching = False  # whether the likeliest tokens are shown

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engine.api.params import SamplingParams
 from engine.api.snapshot import RequestView, Snapshot
-from minichat.chats.errors import ChatGone, StoreError
-from minichat.chats.model import Chat, Message
+from minichat.chats.errors import ChatGone
+from minichat.chats.model import Chat, Edit, Message
 from minichat.chats.queries import PAGE
 from minichat.session.conversation import Conversation
 from minichat.session.run import ConversationView
@@ -28,6 +28,7 @@ class OpenChats:
         order: Sequence[int] = (),
         active: int = 0,
         pinned: Collection[int] = (),
+        unread: Collection[int] = (),
     ) -> None:
         """`order` holds the chats in the tab order of the last session; others follow."""
         self.services, self.defaults, self.system = services, defaults, system
@@ -35,6 +36,8 @@ class OpenChats:
         places = {chat: place for place, chat in enumerate(order)}
         opened = sorted(services.store.open_chats(), key=lambda chat: places.get(chat.id, len(places)))
         self._all: list[Conversation] = [Conversation(chat, services) for chat in opened]
+        for each in self._all:
+            each.unread = each.chat.id in unread
         if not self._all:
             self._all.append(Conversation(self._made(), services))
         self._pinned = set(pinned)  # ids; closed chats keep their pins
@@ -120,7 +123,8 @@ class OpenChats:
         """Close the chat. It stays in the store; return False if another screen has deleted it."""
         await conversation.stop_and_wait()
         try:
-            self.services.store.change_chat(conversation.chat.id, draft=left(conversation))
+            self.services.store.change_chat(conversation.chat.id, draft=conversation.chat.draft)
+            self.services.store.keep_edit(conversation.chat.id, typed_edit(conversation))
             self.services.store.close_chat(conversation.chat.id)
         except ChatGone:
             kept = False
@@ -186,7 +190,8 @@ class OpenChats:
         stand, before = [each.chat.id for each in self._all], Remembered.read(file)
         pinned = {each for each in (*before.pinned, *self._turned) if self._turned.get(each, True)}
         self._turned.clear()
-        before.left(stand, self.active.chat.id, sorted(pinned)).write(file)
+        unread = [each.chat.id for each in self._all if each.unread]
+        before.left(stand, self.active.chat.id, sorted(pinned), unread).write(file)
 
     async def resume(self) -> None:
         """Continue reading replies that earlier screens started, if the engine still has them."""
@@ -195,10 +200,6 @@ class OpenChats:
     async def shut_down(self) -> None:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
         await asyncio.gather(*(each.shut_down() for each in self._all))
-        for each in self._all:
-            if (draft := left(each)) != each.chat.draft:
-                with suppress(StoreError):  # the screen is gone, so it cannot be reported
-                    self.services.store.change_chat(each.chat.id, draft=draft)
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat
@@ -243,10 +244,11 @@ def _show_changes(view: ConversationView, before: list[Message], now: list[Messa
         view.add_message(each)
 
 
-def left(conversation: Conversation) -> str:
-    """The draft that a chat is left with, or killed with. Without one it is an edit that was not sent."""
-    sent = [message.text for message in conversation.messages if message.id == conversation.editing]
-    return conversation.chat.draft or (conversation.edited if sent and sent != [conversation.edited] else "")
+def typed_edit(conversation: Conversation) -> Edit | None:
+    """The edit that a chat is left with, or killed with; None if nothing was typed."""
+    id, text = conversation.editing, conversation.edited
+    typed = any(each.id == id and each.text != text for each in conversation.messages)
+    return Edit(id, text) if id is not None and typed else None
 
 
 def _awaits(conversation: Conversation) -> bool:

@@ -26,6 +26,7 @@ class Remembered:
     chats: tuple[int, ...] = ()  # in tab order
     active: int = 0  # one of them
     pinned: tuple[int, ...] = ()  # open and closed ones
+    unread: tuple[int, ...] = ()  # open ones with a reply that was not shown
 
     @classmethod
     def read(cls, file: Path) -> "Remembered":
@@ -45,6 +46,7 @@ class Remembered:
             _numbers(found, "chats"),
             active if type(active) is int else 0,
             _numbers(found, "pinned"),
+            _numbers(found, "unread"),
         )
 
     def write(self, file: Path) -> None:
@@ -65,8 +67,10 @@ class Remembered:
     def themed(self, theme: str, settings: str) -> "Remembered":
         return replace(self, theme=theme, instead_of=settings)
 
-    def left(self, chats: Iterable[int], active: int, pinned: Iterable[int]) -> "Remembered":
-        return replace(self, chats=tuple(chats), active=active, pinned=tuple(pinned))
+    def left(
+        self, chats: Iterable[int], active: int, pinned: Iterable[int], unread: Iterable[int] = ()
+    ) -> "Remembered":
+        return replace(self, chats=tuple(chats), active=active, pinned=tuple(pinned), unread=tuple(unread))
 
     def theme_for(self, settings: str) -> str:
         """The initial theme, given the theme setting."""

@@ -11,6 +11,7 @@ from engine.api.errors import MORE_CONTEXT, EngineError
 from minichat.chats.model import Attachment
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context
+from minichat.notices import capitalized
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.conversation import Conversation
 from minichat.session.fitting import PromptFit, fit_of, small
@@ -98,7 +99,7 @@ class Composing:
     def _warning(self, files: Sequence[Missing]) -> str:
         names, send = "; ".join(map(str, files)), self._context.keys.name("prompt.send")
         stop = "" if names.endswith("?") else "."
-        return one_line(f"{names}{stop} Press {send} again to send without it")
+        return capitalized(one_line(f"{names}{stop} Press {send} again to send without it"))
 
     async def stop(self) -> None:
         """Give up a message that is being checked, so that quitting does not wait for a slow folder."""

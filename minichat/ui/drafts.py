@@ -5,9 +5,10 @@ from weakref import WeakKeyDictionary
 
 from textual.timer import Timer
 
+from minichat.chats.model import Edit
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
-from minichat.session.open_chats import left
+from minichat.session.open_chats import typed_edit
 
 _LATE = 0.25  # seconds; the timer itself may be late while a model loads
 
@@ -32,6 +33,7 @@ class SavedDrafts:
         self._context = context
         # What this screen has stored or read. Another screen may have stored something else since.
         self._kept = WeakKeyDictionary[Conversation, str]()
+        self._kept_edits = WeakKeyDictionary[Conversation, Edit | None]()
         self._kept_systems = WeakKeyDictionary[Conversation, str | None]()
         self.know(context.chats)
         self._timer: Timer | None = None
@@ -40,6 +42,7 @@ class SavedDrafts:
         """Take the drafts of these chats as stored: they have just been read."""
         for each in conversations:
             self._kept[each], self._kept_systems[each] = each.chat.draft, each.chat.typed_system
+            self._kept_edits[each] = each.chat.edit
 
     def note(self) -> None:
         """Schedule a save: the text has changed."""
@@ -54,10 +57,15 @@ class SavedDrafts:
         context, active, store = self._context, self._context.chats.active, self._context.chats.services.store
         keep(active, context.workspace.prompt.text)
         for each in list(context.chats):
-            if self._kept.get(each) != (draft := left(each)):
+            if self._kept.get(each) != (draft := each.chat.draft):
                 self._kept[each] = draft
                 with context.program.reporting_errors():
                     store.change_chat(each.chat.id, draft=draft)
+            edit = typed_edit(each)
+            if each not in self._kept_edits or self._kept_edits[each] != edit:
+                self._kept_edits[each] = edit
+                with context.program.reporting_errors():
+                    store.keep_edit(each.chat.id, edit)
             typed = each.chat.typed_system
             if each not in self._kept_systems or self._kept_systems[each] != typed:
                 self._kept_systems[each] = typed

@@ -13,7 +13,7 @@ from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 
-_NO_ANSWER = "no answer"
+_NO_ANSWER, _NO_LINK = "no answer", "no link"
 
 
 class Observer(Protocol):
@@ -70,7 +70,7 @@ class EngineWatch:
         for event in events:
             match event:
                 case LinkLost(ended=False):
-                    self.cut = f"no link{self._seen}"
+                    self.cut = f"{_NO_LINK}{self._seen}"
                 case LinkLost(ended=True) | LinkBack():
                     self.cut = ""
                 case Forked(request=request, group=group) if group in self.owners:
@@ -86,6 +86,11 @@ class EngineWatch:
             self.cut = f"{_NO_ANSWER}{self._seen}" if on else ""
             self._signals.events(())
             self._show_again()
+
+    @property
+    def unlinked(self) -> bool:
+        """Whether requests to the engine wait for the link."""
+        return self.cut.startswith(_NO_LINK)
 
     @property
     def silent(self) -> bool:

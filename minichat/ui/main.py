@@ -196,6 +196,7 @@ class MainScreen(FrameScreen[None]):
         """Update the screen: a chat started or finished a reply, or was renamed."""
         if not conversation.streaming and conversation not in self.shown:
             conversation.unread = True
+            self.chats.remember(self.context.program.paths.remembered)  # a killed screen cannot
         self.signals.changed(conversation)
         self.label()
         self.composing.note()  # its settings may leave less room for the message

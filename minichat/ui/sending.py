@@ -1,9 +1,10 @@
 """Sends messages from the prompt to the chats, with their attachments."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
+from minichat.chats.queries import PAGE
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
@@ -49,11 +50,18 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         context.program.report(one_line(str(error)))
     else:
         if files:
-            context.app.notify(f"attached: {one_line(listed(files))}")
+            context.app.notify(f"Attached: {one_line(listed(files))}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
     workspace.label()
+
+
+def ask(context: Context, request: Coroutine[object, object, None]) -> None:
+    """Send a user's request to the engine in the background. Say if it has to wait for the link."""
+    if context.engine.unlinked:
+        context.app.notify("No link. This is sent when it is back", severity="warning")
+    context.program.ask(request)
 
 
 def retry(context: Context, message_id: int | None = None) -> None:
@@ -81,7 +89,15 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
     way = f"Press {context.keys.name('reply.stop')} to stop"
     if busy != [context.chats.active]:  # which that key would not stop, or not all of them
         way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    context.app.notify(f"{_letters_are(busy)} still replying. {way}", severity="warning")
+    notice = f"{_letters_are(busy)} still replying. {way}"
+
+    def end(_: Conversation) -> None:
+        if not all(each.streaming for each in busy):
+            context.app.end_notice(notice)
+            context.signals.changed.disconnect(end)
+
+    context.app.notify(notice, severity="warning")
+    context.signals.changed.connect(end)
 
 
 def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
@@ -150,9 +166,14 @@ async def begin(context: Context, composing: Composing) -> None:
 
 def recall(context: Context, back: int) -> None:
     """Recall the user's message from `back` messages ago, or a sample message; 0 empties the prompt."""
-    messages = context.chats.active.chat.messages
-    own = [message.text for message in messages if message.role == "user"]
-    own = own if messages else list(context.workspace.tries)
+    chat = context.chats.active.chat
+
+    def said() -> list[str]:
+        return [message.text for message in chat.messages if message.role == "user"]
+
+    while back > len(said()) and chat.earlier:
+        context.workspace.pane.read_older(PAGE)
+    own = said() if chat.messages else list(context.workspace.tries)
     if back <= len(own):
         context.workspace.prompt.recall(own[-back] if back else "", back)
 

@@ -22,8 +22,11 @@ class Signal(Generic[P]):
     def connect(self, callback: Callable[P, None]) -> None:
         self._connected.append(callback)
 
+    def disconnect(self, callback: Callable[P, None]) -> None:
+        self._connected.remove(callback)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        for callback in self._connected:
+        for callback in tuple(self._connected):
             with self._contain():
                 callback(*args, **kwargs)
 

@@ -12,7 +12,7 @@ import pytest
 from engine.api.params import Grammar, SamplingParams
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import color_index, free_letter
-from minichat.chats.model import Attachment, Message, ReplyStats, title_from
+from minichat.chats.model import Attachment, Edit, Message, ReplyStats, title_from
 from minichat.chats.store import Store
 
 from .conftest import Opener
@@ -61,6 +61,24 @@ def test_a_typed_system_prompt_is_kept_beside_the_one_in_use(opened: Opener, typ
     store.delete_chat(other.id)
     with pytest.raises(ChatGone):
         store.keep_typed_system(other.id, typed)
+
+
+def test_an_edit_is_kept_with_all_messages_after_its_own_and_goes_with_it(opened: Opener) -> None:
+    store = opened()
+    chat = store.create_chat()
+    ids = talk(store, chat.id, 30)
+    store.keep_edit(chat.id, Edit(ids[2], "other"))
+    store.keep_edit(chat.id, Edit(ids[4], "another"))
+    (found,) = opened().open_chats()
+    assert found.edit == Edit(ids[4], "another")
+    assert [message.id for message in found.messages] == ids[4:], "its message must be there to be replaced"
+    store.add_turn(chat.id, ids[-1], [Message(0, "user", "another")], instead_of=ids[4])
+    assert opened().chat(chat.id).edit is None
+    store.keep_edit(chat.id, Edit(ids[4], "its message is gone"))
+    assert opened().chat(chat.id).edit is None
+    store.keep_edit(chat.id, Edit(ids[0], "x"))
+    store.keep_edit(chat.id, None)
+    assert opened().chat(chat.id).edit is None
 
 
 def test_an_older_minichat_reads_and_deletes_a_chat_with_a_typed_system_prompt(opened: Opener) -> None:

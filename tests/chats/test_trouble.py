@@ -14,7 +14,7 @@ import pytest
 
 from minichat.chats import opening
 from minichat.chats.errors import StoreBusy
-from minichat.chats.model import Message
+from minichat.chats.model import Edit, Message
 from minichat.chats.schema import MIGRATIONS, migrate
 from minichat.chats.store import Store
 from minichat.shell.filesystems import networked
@@ -50,8 +50,9 @@ def damage(path: Path, chats: int = 3, messages: int = 60) -> None:
     for number in range(chats):
         chat = store.create_chat(f"chat {number}")
         for n in range(messages):
-            store.append(chat.id, "user", f"message {n} " + "." * 200)
+            last = store.append(chat.id, "user", f"message {n} " + "." * 200)
     store.keep_typed_system(chat.id, "Be long.")
+    store.keep_edit(chat.id, Edit(last.id, "edited"))
     page = connection(store).execute(
         "SELECT pageno FROM dbstat WHERE name = 'messages' AND pagetype = 'leaf' LIMIT 1 OFFSET 3"
     )
@@ -79,6 +80,7 @@ def test_readable_rows_of_a_damaged_database_are_kept(path: Path, opened: Opener
     saved = sum(len(store.history(chat.id)) for chat in store.open_chats())
     assert 100 < saved < 180
     assert [chat.typed_system for chat in store.open_chats()] == [None, None, "Be long."]
+    assert [chat.edit is not None for chat in store.open_chats()] == [False, False, True]
     assert f"messages saved from it: {saved}" in notice(store)
     assert len(list(path.parent.glob("chats.damaged-*.db"))) == 1
     again = opened()

@@ -10,6 +10,7 @@ from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, Leaving, MessageCommand, ScreenCommand
 from minichat.features.picking.line import TokenPicker
+from minichat.notices import capitalized
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
 from minichat.session.walk import TokensUnknown, Walk, start_walk
@@ -111,7 +112,7 @@ class Picking:
         try:
             walk = await start_walk(context.chats.active, message_id)
         except (TokensUnknown, EngineError) as error:
-            context.app.notify(str(error), severity="warning")
+            context.app.notify(capitalized(str(error)), severity="warning")
             return
         walk.at = _start(walk)
         self._walk = walk

@@ -129,6 +129,8 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         ("Esc", "close"),
     )
 
+    awaited = "preparing"  # before the first layer of a conversion
+
     @property
     def hints(self) -> Hints:
         return (*self.HINTS[:-1], ("Esc", "cancel")) if self._changing else self.HINTS
@@ -159,6 +161,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self.forms, self._of_forms = Schemes(), Static("KV cache per token", classes="section")
         self.preview = Static(classes="preview")
         self._marks, self._changing = UNICODE, False
+        self._expected = ""  # the scheme of a conversion that the engine has not reported yet
         self._snapshot: Snapshot | None = None
 
     def compose(self) -> ComposeResult:
@@ -191,11 +194,23 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         times = figures.times(snapshot, forms, of_cache=True)
         self.forms.see(forms, times, snapshot.kv_scheme, self._marks)
         self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
-        before, self._changing = self._changing, snapshot.change is not None and not snapshot.change.over
+        changing = snapshot.change is not None and not snapshot.change.over
+        if changing or snapshot.quantization == self._expected:
+            self._expected = ""
+        self._snapshot = snapshot
+        self._show_change()
+
+    def expect(self, scheme: str) -> None:
+        """Show at once that a conversion was asked for: kernels may compile first. Empty: there is none."""
+        self._expected = scheme
+        self._show_change()
+
+    def _show_change(self) -> None:
+        change = self._snapshot.change if self._snapshot is not None else None
+        before, self._changing = self._changing, bool(self._expected or (change and not change.over))
         if self._changing is not before:
             self.post_message(HintsChanged())
-        self.change.display = bool(snapshot.change)
-        self._snapshot = snapshot
+        self.change.display = bool(self._expected or change)
         self._preview()
 
     def focus(self, scroll_visible: bool = True) -> Self:
@@ -210,7 +225,10 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         """Show the effect of the selected scheme on weights and cache, and that of Esc on a conversion."""
         if self._snapshot is not None:
             cancels = self.has_focus_within
-            self.change.update(Content(figures.change(self._snapshot, self._marks, cancels=cancels)))
+            words = figures.change(self._snapshot, self._marks, cancels=cancels)
+            if self._expected:
+                words = "\n".join((f"to {self._expected}: {self.awaited}", *["Esc cancels"] * cancels))
+            self.change.update(Content(words))
             of_forms = self.forms.has_focus
             option = (self.forms if of_forms else self.schemes).highlighted_option
             name = option.id if option is not None and option.id else ""

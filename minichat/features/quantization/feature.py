@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from textual import on
 
 from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
+from engine.api.errors import EngineError
 from engine.api.events import Event, Quantized
 from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.features.quantization.reverting import Reverting
+from minichat.ui import sending
 from minichat.ui.marks import ASCII
 
 
@@ -25,6 +27,7 @@ class QuantizationPanel(QuantizationDrawer):
         context.signals.events.connect(self._report)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
+        self.awaited = "no link" if self.context.engine.unlinked else "preparing"
         super().see_snapshot(snapshot)
         self._date(self.context.engine.cut)
 
@@ -35,6 +38,8 @@ class QuantizationPanel(QuantizationDrawer):
     def _report(self, events: Sequence[Event]) -> None:
         """Report a conversion that has failed, unless the drawer shows it."""
         for event in events:
+            if isinstance(event, Quantized):
+                self.expect("")
             if isinstance(event, Quantized) and event.error and not self.display:
                 before = "not quantized" if event.before == "none" else event.before
                 why = f"cannot use {event.scheme}: {event.error}"
@@ -45,11 +50,22 @@ class QuantizationPanel(QuantizationDrawer):
         """Convert the weights; an empty scheme cancels the running conversion."""
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if not scheme:
-            program.ask(program.backend.send(CancelQuantization()))
+            sending.ask(self.context, program.backend.send(CancelQuantization()))
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
             self.notify(f"The scheme of the weights is already {scheme}", severity="warning")
         else:
-            program.ask(program.backend.send(SetQuantization(scheme)))
+            sending.ask(self.context, self._convert(scheme))
+
+    async def _convert(self, scheme: str) -> None:
+        first = not self._changing
+        if first:
+            self.expect(scheme)
+        try:
+            await self.context.program.backend.send(SetQuantization(scheme))
+        except EngineError:
+            if first:
+                self.expect("")
+            raise
 
     @on(QuantizationDrawer.CacheSchemeChosen)
     def _recache(self, chosen: QuantizationDrawer.CacheSchemeChosen) -> None:
@@ -57,7 +73,7 @@ class QuantizationPanel(QuantizationDrawer):
         if shot and shot.kv_scheme == scheme:
             self.notify(f"The scheme of the KV cache is already {scheme}", severity="warning")
         else:
-            program.ask(program.backend.send(SetKvScheme(scheme)))
+            sending.ask(self.context, program.backend.send(SetKvScheme(scheme)))
 
     @on(QuantizationDrawer.LeaveRequested)
     def _leave(self) -> None:

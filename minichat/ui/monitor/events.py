@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from textual.actions import SkipAction
@@ -207,10 +208,11 @@ class EventLog(Pane):
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self.pattern = event.value.strip()
-        self._shown.clear()
-        self._fresh = self._entries.copy()
+        if not self.paused:
+            self._fresh.clear()
+        known = islice(self._entries, len(self._entries) - len(self._fresh))
+        self._shown = deque(filter(self._matches, known), maxlen=_KEPT)
         self._back = 0
-        self._take_in()
         self.draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -57,8 +57,9 @@ class ChatTranscript(Transcript):
 
     steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
 
-    def __init__(self, glyphs: Glyphs, read_all: Callable[[], None]) -> None:
+    def __init__(self, glyphs: Glyphs, read_all: Callable[[], None], unfolded: set[int]) -> None:
         super().__init__(glyphs)
+        self._canvas.unfolded = unfolded
         self._read_all = read_all
         self._dated_at = figures.wall_clock()
 
@@ -116,16 +117,20 @@ class ChatPane(Vertical):
         self,
         conversation: Conversation,
         glyphs: Glyphs,
-        below: Sequence[Callable[["ChatPane"], Widget]] = (),
-        left_at: tuple[int, Spot] | None = None,
+        below: Sequence[Callable[["ChatPane"], Widget]],
+        left_at: tuple[int, Spot] | None,
+        unfolded: set[int],
     ) -> None:
-        """`below`: widgets of features for each pane. `left_at`: of the chat's pane before."""
+        """`below`: widgets of features for each pane. `left_at`: of the chat's pane before.
+
+        `unfolded`: the messages whose reasoning is shown, of all panes.
+        """
         super().__init__()
         self.conversation = conversation
         self._figured = 0.0
         self._taken = ""  # `taken` of the running reply in the last snapshot
         self._below, self._left_at = below, left_at
-        self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all)
+        self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all, unfolded)
         self.divergence = Static(classes="divergence")
 
     def compose(self) -> ComposeResult:

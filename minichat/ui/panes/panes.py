@@ -24,6 +24,7 @@ class Panes(Horizontal):
         self._glyphs, self._below = glyphs, below
         self._panes: dict[int, ChatPane] = {}  # by chat, most recently shown last
         self._left_at: dict[int, tuple[int, Spot] | None] = {}  # where those of other chats were
+        self._unfolded: set[int] = set()  # the messages whose reasoning is shown
 
     @property
     def all(self) -> list[ChatPane]:
@@ -64,7 +65,7 @@ class Panes(Horizontal):
 
     def _mounted(self, conversation: Conversation, order: Sequence[Conversation]) -> ChatPane:
         left_at = self._left_at.pop(conversation.chat.id, None)
-        pane = ChatPane(conversation, self._glyphs, self._below, left_at)
+        pane = ChatPane(conversation, self._glyphs, self._below, left_at, self._unfolded)
         after = order[order.index(conversation) + 1 :]
         self.mount(pane, before=next((self.of(each) for each in after if each.chat.id in self._panes), None))
         return pane

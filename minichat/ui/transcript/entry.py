@@ -150,7 +150,8 @@ class Entry:
         if reasoning and self.thought is None:
             document = Document(self._canvas, _THOUGHT)
             document.feed(reasoning, lambda: True)
-            self.thought = Thought(document, self._thought_for)
+            unfolded = self.message.id in self._canvas.unfolded
+            self.thought = Thought(document, self._thought_for, unfolded)
 
     @property
     def behind(self) -> int:
@@ -165,6 +166,8 @@ class Entry:
     def toggle(self) -> None:
         if self.thought is not None:
             self.thought.unfolded = not self.thought.unfolded
+            kept = self._canvas.unfolded
+            (kept.add if self.thought.unfolded else kept.discard)(self.message.id)
 
     # Measuring
 

@@ -198,7 +198,7 @@ async def test_a_message_to_several_chats_reaches_none_if_one_was_deleted(
         other.delete_chat(second)
         it.main.prompt.put("to all")
         await it.pilot.press("enter")
-        await it.until(lambda: "chat B was deleted, possibly in another window" in it.notices())
+        await it.until(lambda: "Chat B was deleted, possibly in another window" in it.notices())
         assert (it.main.prompt.text, other.history(first), len(it.replies)) == ("to all", [], 0)
 
 
@@ -313,14 +313,14 @@ async def test_an_edit_does_not_remove_unseen_messages(bench: Callable[..., Any]
         await it.pilot.press("alt+e")
         writes(other, chat.id)
         await it.pilot.press("!", "enter")
-        notice = "another screen has just changed the chat; read what is new and send again"
+        notice = "Another screen has just changed the chat; read what is new and send again"
         await it.until(lambda: notice in it.notices())
         assert (it.main.prompt.text, it.texts()[-1][1]) == ("hello!", "heard there")
         ids = [each.id for each in other.history(chat.id)]
         said = Message(0, "user", "instead")
         other.add_turn(chat.id, ids[-1], [said], instead_of=ids[0])
         await it.pilot.press("enter")
-        await it.until(lambda: "the message was deleted, possibly in another window" in it.notices())
+        await it.until(lambda: "The message was deleted, possibly in another window" in it.notices())
         assert (it.main.prompt.text, it.texts()) == ("hello!", [("user", "instead", "done")])
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 2)

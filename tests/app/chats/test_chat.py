@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.widgets._toast import Toast
 
 from engine.api.errors import EngineDead
 from engine.api.events import Delta
@@ -125,7 +126,7 @@ async def test_a_prompt_that_cannot_be_stored_is_kept(
         monkeypatch.setattr(it.app.store, "add_turn", refuse)
         it.main.prompt.put("precious")
         await it.pilot.press("enter")
-        await it.until(lambda: "another minichat writes" in it.notices())
+        await it.until(lambda: "Another minichat writes" in it.notices())
         assert it.main.prompt.text == "precious"
 
 
@@ -183,12 +184,16 @@ async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
 @run
 @pytest.mark.parametrize("key", ["alt+e", "alt+r"])
 async def test_a_running_reply_must_be_stopped_first(bench: Callable[..., Any], key: str) -> None:
-    async with bench() as it:
+    async with bench(shows_notices=True) as it:
+        it.app.NOTIFICATION_TIMEOUT = 100
         await it.answered(await it.say("hello"))
         reply = await it.say("again")
         await it.pilot.press(key)
         await it.until(lambda: it.notices() == ["A is still replying. Press Esc to stop"])
         assert not reply.finished
+        await it.until(lambda: it.app.screen.query(Toast))
+        await it.answered(reply)
+        await it.until(lambda: not it.app.screen.query(Toast))
 
 
 @run
@@ -291,6 +296,8 @@ async def test_enter_in_an_empty_prompt_shows_reasoning(bench: Callable[..., Any
         await it.answered(await it.say("hello"), "<think>hm, well</think>yes")
         await it.until(lambda: "Enter to show" in it.screen_text())
         await it.pilot.press("enter")
+        await it.until(lambda: "Enter to hide" in it.screen_text() and "hm, well" in it.screen_text())
+        await it.pilot.press("alt+w", "alt+z")
         await it.until(lambda: "Enter to hide" in it.screen_text() and "hm, well" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: "Enter to show" in it.screen_text())

@@ -103,25 +103,34 @@ async def test_the_draft_returns_once_the_edit_is_sent(bench: Callable[..., Any]
 
 
 @run
-async def test_quitting_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
+async def test_quitting_keeps_an_edit_beside_the_draft(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
-        await it.pilot.press("alt+e", *" again", "ctrl+n", *"second", "ctrl+q")
+        await it.pilot.press(*"later", "alt+e", *" again", "ctrl+n", *"second", "ctrl+q")
         await it.until(lambda: not it.app.is_running)
     async with bench() as it:
-        assert [each.chat.draft for each in it.app.chats] == ["hello again", "second"]
+        assert [each.chat.draft for each in it.app.chats] == ["later", "second"]
+        await it.pilot.press("alt+1")
+        assert it.main.prompt.text == "hello again"
+        await it.pilot.press("enter")
+        await it.until(lambda: it.main.prompt.text == "later")
+        assert it.replies[-1].prompt == [{"role": "user", "content": "hello again"}]
 
 
 @run
-async def test_an_edit_without_a_draft_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> None:
+async def test_an_edit_is_saved_while_it_is_typed(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
-        stored = lambda: it.app.store.open_chats()[0].draft  # noqa: E731
-        await it.pilot.press("alt+e", *" again")
-        await it.until(lambda: stored() == "hello again")
+        stored = lambda: it.app.store.open_chats()[0]  # noqa: E731
+        await it.pilot.press("alt+e")
+        it.main.drafts.keep()
+        assert stored().edit is None, "nothing was typed"
+        await it.pilot.press(*" again")
+        await it.until(lambda: stored().edit is not None and stored().edit.text == "hello again")
+        assert stored().draft == ""
         await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 2)
-        assert stored() == "", "a sent edit is no draft"
+        assert stored().edit is None
 
 
 @run
@@ -139,19 +148,17 @@ async def test_a_draft_that_is_erased_after_reopening_is_gone(bench: Callable[..
 
 
 @run
-async def test_closing_keeps_an_edit_if_there_is_no_draft(bench: Callable[..., Any]) -> None:
+async def test_closing_keeps_an_edit_beside_the_draft(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
-        await it.pilot.press("alt+e", *" again", "alt+w")
+        await it.pilot.press(*"later", "alt+e", *" again", "alt+w")
         await it.until(lambda: it.main.prompt.text == "")
         await it.pilot.press("alt+z")
         await it.until(lambda: it.main.prompt.text == "hello again")
-        it.main.prompt.put("")
-        await it.pilot.press("alt+e")
-        assert it.main.prompt.text == "hello"
-        await it.pilot.press("alt+w")
-        await it.until(lambda: it.main.prompt.text == "")
-        assert "hello" not in [each.draft for each in map(it.app.store.chat, (1, 2))], "nothing was typed"
+        await it.pilot.press("escape")
+        assert it.main.prompt.text == "later"
+        await it.pilot.press("alt+w", "alt+z")
+        await it.until(lambda: it.main.prompt.text == "later")
 
 
 @run

@@ -213,3 +213,19 @@ def test_a_damaged_list_of_pins_is_ignored(tmp_path: Path) -> None:
     assert Remembered.read(file).pinned == (2,)
     file.write_text('{"chats": [1], "pinned": "x"}')
     assert Remembered.read(file) == Remembered(chats=(1,))
+
+
+@run
+async def test_an_unread_reply_is_still_unread_after_a_restart(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        await it.pilot.press("ctrl+n")
+        await it.answered(reply)
+        assert [state_of(each)[0] for each in it.app.chats] == ["unread", ""]
+        assert len(Remembered.read(it.app.paths.remembered).unread) == 1, "a kill would not lose it"
+    async with bench() as it:
+        assert [state_of(each)[0] for each in it.app.chats] == ["unread", ""]
+        await it.pilot.press("alt+1", "alt+2", "ctrl+q")
+        await it.until(lambda: not it.app.is_running)
+    async with bench() as it:
+        assert [state_of(each)[0] for each in it.app.chats] == ["", ""]

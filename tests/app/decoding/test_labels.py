@@ -168,7 +168,7 @@ async def test_a_refused_change_is_not_one_of_the_reply(bench: Callable[..., Any
 
         it.backend.handlers[Update] = refuse
         active.tune(active.chat.params.changed(beams=4))
-        await it.until(lambda: "no" in it.notices())
+        await it.until(lambda: "No" in it.notices())
         await it.answered(reply)
         assert active.chat.messages[-1].stats.strategy == "T 0.7"
 

@@ -2,16 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from engine.api.snapshot import Snapshot
+from engine.api.errors import BadInput
+from engine.api.events import Quantized
+from engine.api.snapshot import Change, SchemeView, Snapshot, Switch
 from minichat.clients.fake import FakeBackend
 from minichat.ui import snapshot_poller
 from tests.app.conftest import run, snapshot
 from tests.attach.test_screen import back, lost
 from tests.cases import SIZES
+
+PLAIN = replace(
+    snapshot(switches=(Switch("overlap", False, True),)),
+    schemes=(SchemeView("none", "", 4_000_000_000), SchemeView("int4", "", 1_000_000_000)),
+    kv_schemes=(SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772)),
+)
 
 
 class Silent(FakeBackend):
@@ -61,3 +70,64 @@ async def test_a_lost_link_says_so_itself(bench: Callable[..., Any], monkeypatch
         assert "no answer" not in it.screen_text()
         backend.emit(back())
         await it.until(lambda: "no link" not in it.screen_text())
+
+
+@run
+async def test_a_conversion_that_the_engine_has_not_begun_is_shown(bench: Callable[..., Any]) -> None:
+    """The engine compiles kernels first, and takes no snapshot meanwhile."""
+    backend = FakeBackend([PLAIN])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc cancel" in it.screen_text())
+        it.quantization.see_snapshot(PLAIN)
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        it.quantization.see_snapshot(replace(PLAIN, change=Change("int4", 1, 8)))
+        await it.until(lambda: "to int4: 1 of 8 layers" in it.screen_text())
+        it.quantization.see_snapshot(replace(PLAIN, quantization="int4"))
+        await it.until(lambda: "to int4" not in it.screen_text())
+        await it.until(lambda: "Enter convert  Esc close" in it.screen_text())
+
+
+@run
+async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([PLAIN])
+    refused = asyncio.Event()
+
+    async def refuse(_: object) -> None:
+        await refused.wait()
+        raise BadInput("the weights are changing to int8; wait, or cancel that")
+
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        backend.emit(Quantized(0, 0.0, "int4", "none", 64, 0.0, "it was canceled"))
+        await it.until(lambda: "to int4" not in it.screen_text())
+        backend.send = refuse
+        await it.pilot.press("enter")
+        await it.until(lambda: "to int4: preparing" in it.screen_text())
+        refused.set()
+        await it.until(lambda: "to int4" not in it.screen_text())
+        await it.until(lambda: it.notices() == ["The weights are changing to int8; wait, or cancel that"])
+
+
+@run
+async def test_what_is_chosen_without_a_link_waits_for_it(bench: Callable[..., Any]) -> None:
+    queued = "No link. This is sent when it is back"
+    async with bench((100, 40), backend=FakeBackend([PLAIN])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        it.backend.emit(lost())
+        await it.pilot.press("f4", "down", "enter")
+        await it.until(lambda: it.notices() == [queued])
+        await it.until(lambda: "to int4: no link" in it.screen_text())
+        await it.pilot.press("alt+x")
+        await it.until(lambda: "Toggle a technique" in it.screen_text())
+        it.app.clear_notifications()
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices().count(queued) == 2)
+        it.backend.emit(back())
+        await it.until(lambda: "no link" not in it.screen_text())
+        it.app.clear_notifications()
+        await it.pilot.press("tab", "down", "enter")
+        await it.until(lambda: it.backend.recached)
+        assert it.notices().count(queued) == 2

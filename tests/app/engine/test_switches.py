@@ -106,5 +106,5 @@ async def test_a_switch_that_the_engine_does_not_take_is_not_announced(bench: Ca
         await it.until(lambda: it.main.engine.latest)
         dead.send = refuse
         switches.toggle(it.app.context, "overlap")
-        await it.until(lambda: any("it has died" in notice for notice in it.notices()))
+        await it.until(lambda: any("It has died" in notice for notice in it.notices()))
         assert len(it.notices()) == 1

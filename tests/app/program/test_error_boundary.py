@@ -151,7 +151,7 @@ async def test_a_third_party_drawer_is_contained_like_the_built_in_ones(bench: C
         await it.until(lambda: it.main.engine.latest)
         with expected_error(it):
             await it.pilot.press("f12")
-            await it.until(lambda: any("the frail failed and was closed" in each for each in it.notices()))
+            await it.until(lambda: any("The frail failed and was closed" in each for each in it.notices()))
         assert not it.app.context.part(Frail).display and it.main.prompt.has_focus
         await talks(it)
 
@@ -185,7 +185,7 @@ async def test_a_prompt_handler_that_fails_loses_one_message(
         with monkeypatch.context() as patch, expected_error(it):
             patch.setattr(type(it.main.prompt), "on_paste", fails, raising=False)
             it.app.post_message(Paste("x"))
-            await it.until(lambda: any("the prompt failed" in notice for notice in it.notices()))
+            await it.until(lambda: any("The prompt failed" in notice for notice in it.notices()))
         await talks(it)
 
 
@@ -198,7 +198,7 @@ async def test_a_widget_that_cannot_render_shows_so_in_its_place(
             patch.setattr(type(it.main.keybar), "render", fails)
             it.main.keybar.refresh()
             await it.until(lambda: "cannot draw the key bar" in it.screen_text())
-            await it.until(lambda: any("the key bar failed" in notice for notice in it.notices()))
+            await it.until(lambda: any("The key bar failed" in notice for notice in it.notices()))
         it.main.keybar.refresh()
         await it.until(lambda: "cannot draw" not in it.screen_text())
         await talks(it)

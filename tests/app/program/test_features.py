@@ -114,7 +114,7 @@ STYLED = f"{OURS}feature('misfit', css={{!r}})"
     [
         (
             "raise OSError('no such device')",
-            "cannot load the feature misfit (misfit:FEATURE): no such device",
+            "Cannot load the feature misfit (misfit:FEATURE): no such device",
         ),
         ("FEATURE = 7", "was skipped: it is 'int', not a Feature"),
         (f"{OURS}feature('monitor')", "another feature is named 'monitor'"),

@@ -86,6 +86,26 @@ async def test_the_error_of_a_theme_ends_when_the_file_is_correct(
 
 
 @run
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("another minichat writes", "Another minichat writes"),
+        ("no", "No"),
+        ("max_tokens must be at least 1", "max_tokens must be at least 1"),
+        ("src is a folder; name the files in it", "src is a folder; name the files in it"),
+        ("int4 needs a GPU", "int4 needs a GPU"),
+        ("minichat quit while this reply was streaming", "minichat quit while this reply was streaming"),
+    ],
+)
+async def test_an_error_begins_with_a_capital_letter_unless_it_begins_with_a_name(
+    bench: Callable[..., Any], sentence: str, shown: str
+) -> None:
+    async with bench() as it:
+        it.app.report(sentence)
+        await it.until(lambda: it.notices() == [shown])
+
+
+@run
 async def test_a_repeated_notice_stays_as_long_as_a_new_one(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
+from minichat.shell.remembered import Remembered
 from minichat.ui.picture import strips_of
 from tests import impatient
 from tests.app.configured import configured
@@ -67,7 +68,7 @@ async def test_a_theme_is_copied_and_each_save_is_applied(
         await it.until(lambda: (it.app.theme, ground()) == ("my own", "#335577"))
         await it.command("view.copy_theme")
         await it.pilot.press(*"my own", "enter")
-        await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
+        await it.until(lambda: "A theme named 'my own' already exists" in it.notices())
         await it.until(lambda: it.app.screen.query(Input))
         assert it.app.screen.query_one(Input).value == "my own", "it stays, to be corrected"
         await it.pilot.press("escape")
@@ -140,6 +141,16 @@ async def test_a_theme_chosen_on_the_screen_is_remembered(bench: Callable[..., A
     settings.write_text('[screen]\ntheme = "minichat-light"\n')
     async with bench() as it:  # the newer file takes precedence
         assert it.app.theme == "minichat-light"
+        assert not it.notices()
+
+
+@run
+async def test_a_chosen_theme_that_is_gone_is_reported(bench: Callable[..., Any], tmp_path: Path) -> None:
+    async with bench() as it:
+        file = it.app.paths.remembered
+    Remembered().themed("mine", "minichat-dark").write(file)
+    async with bench() as it:
+        await it.until(lambda: it.notices() == ["The theme mine is gone. This is minichat-dark"])
 
 
 @run

@@ -278,7 +278,7 @@ async def test_a_prompt_with_a_file_that_cannot_be_attached_is_kept(bench: Calla
     async with bench() as it:
         it.main.prompt.put("see @./no[/where\x1b.py")
         await it.pilot.press("enter")
-        await it.until(lambda: any("no such file: ./no[/where" in notice for notice in it.notices()))
+        await it.until(lambda: any("No such file: ./no[/where" in notice for notice in it.notices()))
         await it.until(lambda: "no[/where" in it.screen_text())
         assert not any("\x1b" in notice for notice in it.notices())
         assert it.main.prompt.text == "see @./no[/where␛.py"

@@ -277,7 +277,7 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
         it.main.prompt.put("sum up @note.txt for me")
         await it.until(lambda: "no such file: note.txt; did you mean notes.txt?" in it.screen_text())
         await it.pilot.press("enter")
-        notice = "no such file: note.txt; did you mean notes.txt? Press Enter again to send without it"
+        notice = "No such file: note.txt; did you mean notes.txt? Press Enter again to send without it"
         await it.until(lambda: notice in it.notices())
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")
@@ -305,9 +305,9 @@ async def test_a_file_that_is_refused_is_reported_before_sending(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("import x from '@/library/utils'", "no such file: /library/utils."),
-        ("sum up @./note.txt", "no such file: ./note.txt; did you mean ./notes.txt?"),
-        ('sum up @"no such"', "no such file: no such."),
+        ("import x from '@/library/utils'", "No such file: /library/utils."),
+        ("sum up @./note.txt", "No such file: ./note.txt; did you mean ./notes.txt?"),
+        ('sum up @"no such"', "No such file: no such."),
         ("look at @/ now", "/ is a folder; name the files in it."),
         ("import x from '@./src'", "./src is a folder; name the files in it."),
     ],

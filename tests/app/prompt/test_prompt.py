@@ -69,6 +69,22 @@ async def test_up_recalls_earlier_messages_and_down_returns(bench: Callable[...,
 
 
 @run
+async def test_up_loads_older_messages(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        store, chat = it.app.store, it.app.chats.active.chat
+        for number in range(60):
+            store.append(chat.id, "user", f"question {number}")
+            store.append(chat.id, "assistant", "answer")
+    async with bench() as it:
+        assert it.app.chats.active.chat.earlier
+        for number in reversed(range(60)):
+            await it.pilot.press("up")
+            assert it.main.prompt.text == f"question {number}"
+        await it.pilot.press("up")
+        assert it.main.prompt.text == "question 0"
+
+
+@run
 async def test_an_empty_prompt_is_not_sent(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("enter", "space", "enter")

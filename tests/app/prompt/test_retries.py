@@ -167,7 +167,7 @@ async def test_a_lost_reply_whose_adapter_is_gone_says_why_it_cannot_be_retried(
         it.main.show_snapshot(snapshot())
         await it.until(lambda: "Alt+R to retry" not in it.screen_text())
         await it.pilot.press("alt+r")
-        await it.until(lambda: "no adapter 'sql' is loaded" in it.notices())
+        await it.until(lambda: "No adapter 'sql' is loaded" in it.notices())
 
 
 @run

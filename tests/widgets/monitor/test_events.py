@@ -261,6 +261,26 @@ async def test_filters_by_letter_and_words() -> None:
         assert not pane.query_one(Input).display
 
 
+async def test_a_filter_during_a_pause_takes_in_no_newer_events() -> None:
+    pane = log()
+    async with staged(pane, (60, 6), focus=False) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        pane.add(events.Queued(1, 0.0, 1, 5))
+        await pilot.pause()
+        pane.pause(True)
+        pane.add(events.Queued(2, 0.0, 2, 5))
+        pane.filter()
+        for pattern, shown in (("queued", "1 of 1"), ("", "1")):
+            pane.query_one(Input).value = pattern
+            await pilot.pause()
+            assert lines(pane)[0].split("  ")[1].strip() == shown
+            assert "".join(lines(pane)).count("prompt of") == 1
+        pane.pause(False)
+        pane.query_one(Input).value = "queued"
+        await pilot.pause()
+        assert "2 of 2" in lines(pane)[0]
+
+
 async def test_control_characters_of_an_error_are_not_sent() -> None:
     event = events.Finished(1, 0.0, 3, "failed", 2, "no\x1b[2J\nröom 漢字漢字")
     for ascii, shown in (

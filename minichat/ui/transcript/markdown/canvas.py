@@ -37,6 +37,7 @@ class Canvas:
         self.width = width
         self.filled = width  # including the scroll bar's column, which covers the rows
         self.glyphs = glyphs
+        self.unfolded: set[int] = set()  # the messages whose reasoning is shown
         self.unfolds = "Enter"  # the key that shows and hides reasoning
         self.retries = "r to retry"  # what failed replies offer; empty: nothing
         self._color = color
