@@ -178,7 +178,7 @@ class MinichatApp(Notices, inherit_bindings=False):
             return  # the screen is closed and the engine is shutting down
         for event in events:
             if isinstance(event, Died):
-                self.lifecycle.report_loss(f"the engine has stopped: {event.error}")
+                self.lifecycle.stopped(event.error)
                 self.ask(self._look())
             elif isinstance(event, Restarting):
                 self.lifecycle.restarting(event.error)

@@ -95,7 +95,7 @@ class FakeBackend:
         self.progress: Progress | None = None
         self.switched: list[str] = []  # requested models, in order
         self.unloadable: dict[str, EngineError] = {}  # errors by model name
-        self.elsewhere, self.starts = elsewhere, starts
+        self.elsewhere, self.starts, self.replacement = elsewhere, starts, ""
         self.opens_thinking = False
         self.tags: dict[str, FakeReply] = {}  # replies by tag
         self.past: dict[str, Past] = {}  # replies of earlier screens

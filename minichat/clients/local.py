@@ -110,6 +110,10 @@ class LocalBackend:
         return True
 
     @property
+    def replacement(self) -> str:
+        return ""
+
+    @property
     def has_template(self) -> bool:
         return self._host.has_template
 

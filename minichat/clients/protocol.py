@@ -75,6 +75,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def replacement(self) -> str:
+        """The command that replaces an engine that has ended, if `switch` does not; otherwise empty."""
+        ...
+
+    @property
     def has_template(self) -> bool:
         """Whether it accepts messages, or text only."""
         ...

@@ -36,6 +36,11 @@ class Home(Protocol):
         """Whether `ensure` starts it if it is not running; otherwise it raises."""
         ...
 
+    @property
+    def replacement(self) -> str:
+        """The command that replaces it once it has ended by itself."""
+        ...
+
     async def ensure(self, progress: Progress) -> None:
         """Make sure that the engine is running and ready, or raise."""
         ...
@@ -139,6 +144,10 @@ class RemoteBackend:
         return self._home is not None and self._home.starts
 
     @property
+    def replacement(self) -> str:
+        return "" if self._home is None or self._home.starts else self._home.replacement
+
+    @property
     def has_template(self) -> bool:
         return self._has_template
 
@@ -150,6 +159,7 @@ class RemoteBackend:
 
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
+            self._lost_at = self._lost_at or time.monotonic()
             await self._link.close()  # it would find the next engine while `ensure` still starts it
             try:
                 await self._home.ensure(progress)

@@ -40,6 +40,7 @@ class EngineLifecycle:
         self.fetch = fetch
         self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
+        self._replacement = ""  # the command that starts another engine elsewhere
         self._answers = False  # an engine elsewhere still runs, but cannot be used
         self._asked_at = -_SURE_WITHIN
         self._refused = ""  # the last notice of a refusal
@@ -73,6 +74,8 @@ class EngineLifecycle:
         again, other, leave = map(self.program.keys.name, names)
         start, backend = self.program.start, self.program.backend
         place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
+        if self._replacement:
+            return [f"Run {self._replacement} in another terminal"]
         if backend.elsewhere:
             does = "restarts the engine" if backend.starts and not self._answers else "reconnects"
             return [f"Correct {place} and press {again}" if place else f"{again} {does}"]
@@ -164,7 +167,7 @@ class EngineLifecycle:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
         self._tried_again = self._restarting = self._stopping = False
         if snapshot.state == "dead":  # a remote engine that died but was not stopped
-            self.report_loss(f"the engine has stopped: {snapshot.error}")
+            self.stopped(snapshot.error)
             return
         self._end_refusal()
         program.main.banner.say("")
@@ -234,9 +237,18 @@ class EngineLifecycle:
             return f"The weights are changing to {latest.change.scheme}"
         return ""
 
-    def report_loss(self, reason: str, error: Exception | None = None, *, answers: bool = False) -> None:
-        """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded."""
-        self.trouble = reason
+    def stopped(self, error: str) -> None:
+        """The engine has ended by itself. If it is remote, its server still answers."""
+        self.report_loss(f"the engine has stopped: {error}", replacement=self.program.backend.replacement)
+
+    def report_loss(
+        self, reason: str, error: Exception | None = None, *, answers: bool = False, replacement: str = ""
+    ) -> None:
+        """Report the loss of the engine and the ways to recover. `error`: why it could not be loaded.
+
+        `replacement`: the command that starts another one, if this screen cannot.
+        """
+        self.trouble, self._replacement = reason, replacement
         self._failed, self._answers = error, answers or isinstance(error, BadWire)
         self._restarting = self._stopping = False
         self._say_loss()

@@ -254,6 +254,10 @@ class Waiting:
     def starts(self) -> bool:
         return self.words is not None
 
+    @property
+    def replacement(self) -> str:
+        return self.resident.up
+
     async def ensure(self, progress: Progress) -> None:
         resident, ours = self.resident, False
         while True:

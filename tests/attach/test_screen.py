@@ -176,6 +176,19 @@ async def test_a_dead_remote_engine_is_reported(bench: Callable[..., Any]) -> No
         await it.until(lambda: "the engine has stopped: no memory" in it.screen_text())
 
 
+@run
+async def test_a_screen_that_may_start_no_engine_says_how_to_replace_a_dead_one(
+    bench: Callable[..., Any],
+) -> None:
+    """F5 would find the same one: its server still answers."""
+    backend = FakeBackend([snapshot(state="dead", error="no memory")], elsewhere="engine work")
+    backend.replacement = "minichat up --name work"
+    async with bench((100, 30), backend=backend) as it:
+        way = "Run minichat up --name work in another terminal"
+        await it.until(lambda: f" {way}  |  the engine has stopped: no memory" in it.screen_text())
+        assert it.app.lifecycle.refusal == f"There is no engine. {way}"
+
+
 async def leave(bench: Callable[..., Any], how: Callable[[MinichatApp], Any]) -> str:
     """End a screen in the middle of a reply, and return the reply's tag."""
     backend = elsewhere()
