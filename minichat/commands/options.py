@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig, is_amount, is_factor
-from engine.api.errors import BadInput, BadParams, EngineError, RequestTooLong
+from engine.api.errors import BadInput, BadParams, EngineError, ModelNotFound, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.places import AdapterPlace, MeetingPlace
 from minichat.shell.disk_room import disk_room
@@ -190,7 +190,9 @@ def at_fault(error: EngineError, options: argparse.Namespace, names: Iterable[st
     text = str(error)
     for name in names:
         value = getattr(options, name)
-        if text.startswith(f"{name}: ") or (isinstance(value, str) and repr(value) in text):
+        named = isinstance(value, str) and repr(value) in text
+        missing = name == "model" and isinstance(error, ModelNotFound) and text.startswith(f"{value} ")
+        if text.startswith(f"{name}: ") or named or missing:
             return name
     return ""
 

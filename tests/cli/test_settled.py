@@ -126,6 +126,10 @@ def test_an_error_names_the_line_of_the_settings_that_it_is_about(
     file.parent.mkdir()
     file.write_text("[engine]\npp = 9\ntp = 4\n")
     assert run(*words).err.startswith(f"minichat: {file}:2: engine.pp: the model has 8 layers, so it can ")
+    file.write_text('[engine]\nblocks = 40\nmodel = "nobody/nothing"\n')
+    assert run(*words).err.startswith(
+        f"minichat: {file}:3: engine.model: nobody/nothing is not on this machine"
+    )
     file.write_text('[engine]\nblocks = 40\nmodel = "/no/such"\n')
     place, says = f"{file}:3: engine.model: ", "there is no folder or GGUF file '/no/such'"
     assert run(*words).err.startswith(f"minichat: {place}{says}")

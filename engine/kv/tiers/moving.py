@@ -31,4 +31,4 @@ class FoundBlocks(NamedTuple):
     def lacking(self, need: int, spare: int) -> str:
         """Why a request that needs more blocks than these waits. The cached ones of these are not spare."""
         beside = f" beside its {count} cached" if (count := len(held(self.hits))) else ""
-        return f"needs {need} blocks{beside}, {max(spare, 0)} available"
+        return f"needs {need} block{'s' * (need != 1)}{beside}, {max(spare, 0)} available"
