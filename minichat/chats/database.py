@@ -64,10 +64,15 @@ class Database:
             self._seen = self._data_version()
             return self._seen != before
 
-    def close(self) -> None:
+    def return_now(self) -> None:
+        """Continue in the file, if it can be written again."""
         with self._lock:
             if self._return is not None:
                 self._go_back(self._return)
+
+    def close(self) -> None:
+        with self._lock:
+            self.return_now()
             if self._return is not None:
                 self._return.close()
                 self._return = None
@@ -104,7 +109,6 @@ class Database:
             self._adopt(repaired(opened.path, opened.inode))
 
     def _go_back(self, way: Return) -> None:
-        """Continue in the file, if it can be written again."""
         memory = self._opened.connection
         if (opened := way.attempt(memory)) is not None:
             memory.close()

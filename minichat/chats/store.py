@@ -49,6 +49,11 @@ class Store:
         """Whether another screen has written since the last call. Costs microseconds."""
         return self._database.changed()
 
+    def loses(self) -> bool:
+        """Whether messages would be lost if the program ended now. If there is room again, they are saved."""
+        self._database.return_now()
+        return self.unsaved and any(each.messages for each in self.listing())
+
     def close(self) -> None:
         self._database.close()
 

@@ -1,12 +1,14 @@
 """`minichat down`: stop an engine started by `minichat up`; by default, running requests may finish."""
 
 import argparse
+import asyncio
 import signal
 import sys
 import time
 
 from engine.api.errors import EngineError
 from minichat.commands.options import failed
+from minichat.models.present import ask
 from minichat.models.residents import Resident, home_of
 from minichat.shell.paths import locate
 
@@ -22,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
         if not _known(resident):
             resident.sweep()
             raise EngineError(f"no engine named {resident.name} is running; list engines with: minichat ps")
+        unread = asyncio.run(_unread(resident))
         if not resident.tell(signal.SIGTERM):
             resident.check_record()  # it may not name a process
         if options.now:
@@ -34,7 +37,24 @@ def run(options: argparse.Namespace) -> int:
     except EngineError as error:
         return failed(error)
     print(f"minichat: {resident.name} stopped", file=sys.stderr)
+    if unread:
+        what, are, them = ("reply", "is", "it") if unread == 1 else ("replies", "are", "them")
+        lost = f"{unread} {what} that no screen had fetched {are} lost"
+        way = f"to keep {them}, run {resident.command('attach')} first"
+        print(f"minichat: {lost}; {way}", file=sys.stderr)
     return 0
+
+
+async def _unread(resident: Resident) -> int:
+    """The replies of closed screens that no other screen has fetched."""
+    record = resident.record
+    if record is None or record.state != "ready":
+        return 0
+    try:
+        replies = (await ask(resident, "/engine/replies"))["replies"]
+    except EngineError:  # it may hang, and must be stopped all the same
+        return 0
+    return sum(each.get("unread", False) and not each["readers"] for each in replies)
 
 
 def _known(resident: Resident) -> bool:

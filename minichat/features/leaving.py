@@ -6,14 +6,33 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 
 RESTART = 64  # the exit code that requests a restart
 _TWICE = 1.0  # seconds within which a second Ctrl+C quits
+_SURE_WITHIN = 4.0  # seconds; the notice is shown as long
 
 
-class Interrupts:
-    """Handles Ctrl+C and remembers the time of the last one."""
+class Leaver:
+    """Ends the program. Asks first if messages are lost, as on a full disk."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._at = -_TWICE
+        self._asked_at = -_SURE_WITHIN
+
+    async def leave(self, id: str, does: str, code: int) -> None:
+        """`id`: the command whose key was pressed. `does`: what it does."""
+        program, now = self._context.program, self._context.program.start.clock()
+        if now - self._asked_at >= _SURE_WITHIN and self._context.chats.services.store.loses():
+            self._asked_at = now
+            ways = f"press {self._context.keys.name(id)} again to {does} and lose them"
+            program.app.notify(f"New messages are not saved; {ways}", severity="warning")
+        else:
+            await program.end(code)
+
+
+class Interrupts:
+    """Handles Ctrl+C and remembers until when another one quits."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._until = 0.0
 
     async def interrupt(self) -> None:
         """Copy the selection, or stop the reply. A second press within a second quits."""
@@ -25,10 +44,11 @@ class Interrupts:
             await program.send_to_clipboard(selected)
             return
         now = program.start.clock()
-        if now - self._at < _TWICE:
-            await program.end(0)
+        if now < self._until:
+            self._until = now + _SURE_WITHIN  # it may ask first
+            await self._context.part(Leaver).leave("program.interrupt", "quit", 0)
             return
-        self._at = now
+        self._until = now + _TWICE
         if not self._context.chats.active.stop():
             key = self._context.keys.name("program.interrupt").replace("^", "Ctrl+")
             app.notify(f"Press {key} again to quit", timeout=_TWICE)
@@ -40,11 +60,11 @@ async def interrupt(context: Context) -> None:
 
 async def restart(context: Context) -> None:
     if not context.lifecycle.again():
-        await context.program.end(RESTART)
+        await context.part(Leaver).leave("program.restart", "restart", RESTART)
 
 
 async def leave(context: Context) -> None:
-    await context.program.end(0)
+    await context.part(Leaver).leave("program.quit", "quit", 0)
 
 
 INTERRUPT = Feature(
@@ -66,6 +86,7 @@ INTERRUPT = Feature(
 LEAVING = Feature(
     name="leaving",
     title="Quit",
+    part=Leaver,
     commands=(
         ScreenCommand("program.restart", "Program", "Restart, keeping all chats", restart, "f5"),
         ScreenCommand("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True, also="exit"),

@@ -179,6 +179,7 @@ def _record(reply: KeptReply) -> dict[str, Any]:
         "deltas": len(reply.deltas),
         "finish": finish.value if finish else None,
         "readers": reply.readers,
+        "unread": reply.unread,
         "tag": reply.tag,
         "age": monotonic() - reply.begun_at,
         "first": None if reply.first_at is None else reply.first_at - reply.begun_at,

@@ -47,6 +47,11 @@ class KeptReply:
         return bool(self.deltas) and self.deltas[-1].last
 
     @property
+    def unread(self) -> bool:
+        """Whether it is kept until a client has read it to the end."""
+        return self.grace is None and not self.read_to_end
+
+    @property
     def request(self) -> int:
         return self.run.requests[0]
 
@@ -229,7 +234,7 @@ class ReplyStore:
         if reply.readers or reply.id not in self._kept:
             return
         loop = asyncio.get_running_loop()
-        if reply.finished and (reply.read_to_end or reply.grace is not None):
+        if reply.finished and not reply.unread:
             reply.timer = loop.call_later(self._config.kept_seconds, self.forget, reply)
         elif reply.grace is not None:
             reply.timer = loop.call_later(reply.grace, reply.run.engine.abort, [reply.request])
