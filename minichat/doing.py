@@ -18,8 +18,12 @@ def shown() -> bool:
 def doing(what: str = "") -> Iterator[Callable[[str], None]]:
     """Show what is done, in one line of standard error that is removed at the end. Yields what changes it."""
 
+    said = False
+
     def say(what: str) -> None:
+        nonlocal said
         if what and shown():
+            said = True
             room = get_terminal_size().columns - len(" ...") - 1  # only one line is removed
             print(f"{ERASE}{what[:room]} ...", end="", file=sys.stderr, flush=True)
 
@@ -27,5 +31,5 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
     try:
         yield say
     finally:
-        if shown():
+        if said:
             print(ERASE, end="", file=sys.stderr, flush=True)

@@ -149,6 +149,9 @@ def test_what_is_shown_meanwhile_fits_the_line(
         say("loading " + "x" * 50)
     _, shown, *_ = capsys.readouterr().err.split("\r\x1b[K")
     assert shown == "loading " + "x" * 27 + " ..."
+    with doing():
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("shows", "term"), [(False, "xterm"), (True, "dumb")])
