@@ -10,6 +10,7 @@ from typing import NoReturn
 from minichat import __version__
 from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_replicas, add_sampling
 from minichat.commands.bench.arguments import add_bench
+from minichat.doing import doing
 from minichat.shell.streams import give_up_output, of_output, settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
@@ -379,7 +380,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from engine.generated import keeping  # they import more than --help needs
         from engine.interrupts import interrupts_kept
 
-        with interrupts_kept(), keeping(options.command):
+        slow = "importing torch" if options.command == "doctor" else ""
+        with doing(slow), interrupts_kept(), keeping(options.command):
             command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()

@@ -36,21 +36,27 @@ def compare_budgets(
     *,
     most: int = 2048,
     refused: Callable[[str, str], None] = lambda policy, reason: None,
+    begun: Callable[[str], None] = lambda row: None,
 ) -> Iterator[BudgetRow]:
-    """Yield a row for the whole cache, then one for each budget and policy, windows first."""
+    """Yield a row for the whole cache, then one for each budget and policy, windows first. `begun` is called
+    for each that is measured next.
+    """
     config = replace(config, kv_window=None, kv_budget=None, kv_disk=None, prefix_cache=False)
+    pairs = [(policy, tokens) for tokens in budgets for policy in ("window", *EVICTIONS)]
+    begun(f"all tokens (1 of {len(pairs) + 1})")
     yield _row(start(config), "all", 0, text, most)
-    for tokens in budgets:
-        for policy in ("window", *EVICTIONS):
-            if tokens < (least := least_tokens(config, policy)):
-                refused(f"{policy} of {tokens} tokens", f"it needs at least {least} tokens")
-                continue
-            try:
-                engine = start(_bounded(config, policy, tokens))
-            except BadInput as error:
-                refused(f"{policy} of {tokens} tokens", str(error))
-            else:
-                yield _row(engine, policy, tokens, text, most)
+    for at, (policy, tokens) in enumerate(pairs, 2):
+        name = f"{policy} of {tokens} tokens"
+        if tokens < (least := least_tokens(config, policy)):
+            refused(name, f"it needs at least {least} tokens")
+            continue
+        begun(f"{name} ({at} of {len(pairs) + 1})")
+        try:
+            engine = start(_bounded(config, policy, tokens))
+        except BadInput as error:
+            refused(name, str(error))
+        else:
+            yield _row(engine, policy, tokens, text, most)
 
 
 def least_tokens(config: EngineConfig, policy: str = "window") -> int:

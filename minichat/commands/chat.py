@@ -44,7 +44,7 @@ HELP = f"""\
 /quit           quit (also Ctrl+D); Ctrl+C stops a reply, twice quits"""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, first: Message | None = None) -> int:
     try:
         params, adapter = sampling(options), reply_adapter(options)
         refuse_no_tokens(params)
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
                     file=sys.stderr,
                 )
                 return 1
-            return Talk(host, params, options.system, adapter).run()
+            return Talk(host, params, options.system, adapter).run(first)
     except EngineError as error:
         return failed(error, options)
 
@@ -72,7 +72,7 @@ class Talk:
         self.opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)
 
-    def run(self) -> int:
+    def run(self, first: Message | None = None) -> int:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not installed everywhere; input() still works
                 readline = import_module("readline")  # enables arrow keys and history
@@ -83,6 +83,9 @@ class Talk:
             print(
                 f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands"
             )
+        if first is not None:
+            print(f"> {first.text}")
+            self._send(first)
         while (line := self._read()) is not None:
             if line.startswith("/") and "\n" not in line:
                 if line.strip() == "/quit":
@@ -153,11 +156,14 @@ class Talk:
         except CannotAttach as error:
             self._refuse(str(error))
             return
-        if files and sys.stdout.isatty():
-            print(f"\x1b[2mattached: {listed(files)}\x1b[0m")
         for each in missing(line):
             _report(each.sent_without)
-        self._answer(Message(0, "user", line, attachments=files).whole)
+        self._send(Message(0, "user", line, attachments=files))
+
+    def _send(self, message: Message) -> None:
+        if message.attachments and sys.stdout.isatty():
+            print(f"\x1b[2mattached: {listed(message.attachments)}\x1b[0m")
+        self._answer(message.whole)
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})

@@ -31,6 +31,7 @@ from engine.models.loader import possible_ranks
 from engine.quant import registry as schemes
 from engine.scheduling import policy
 from minichat import __version__
+from minichat.doing import doing
 from minichat.features import installed
 from minichat.features.table import bound
 from minichat.models.progress import size
@@ -55,7 +56,8 @@ _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-
 
 
 def run(options: argparse.Namespace) -> int:
-    found = examine()
+    with doing() as say:
+        found = examine(say)
     text = json.dumps(found, indent=2) if options.json else report(found)
     print(fitted(text, get_terminal_size().columns) if sys.stdout.isatty() else text)
     return 0
@@ -67,7 +69,9 @@ def fitted(text: str, columns: int) -> str:
     return "\n".join(line if len(line) <= columns else cut.fill(line) for line in text.splitlines())
 
 
-def examine() -> dict[str, Any]:
+def examine(say: Callable[[str], None] = lambda doing: None) -> dict[str, Any]:
+    """Everything that is reported. `say` is called with what is done next, if that takes a while."""
+    say("looking for kernels")
     devices = [torch.device("cpu"), *(torch.device("cuda", n) for n in range(torch.cuda.device_count()))]
     return {
         "minichat": __version__,
@@ -90,7 +94,7 @@ def examine() -> dict[str, Any]:
         "kernels": _kernels(),
         "compiled": _compiled(),
         "kv": {str(device): _kv(device) for device in devices},
-        "tiers": _tiers(devices),
+        "tiers": _tiers(devices, say),
         "ranks": _ranks(),
         "stages": _stages(),
         "policies": {name: policy.why_not(name) for name in policy.names()},
@@ -234,7 +238,7 @@ def _kv(device: torch.device) -> dict[str, list[str]]:
     }
 
 
-def _tiers(devices: list[torch.device]) -> dict[str, dict[str, float] | str]:
+def _tiers(devices: list[torch.device], say: Callable[[str], None]) -> dict[str, dict[str, float] | str]:
     """Measured bytes per second to and from each tier, or why it cannot be used."""
     cache = locate().cache
     measures: dict[str, Callable[[], TierSpeeds | None]] = {
@@ -244,6 +248,7 @@ def _tiers(devices: list[torch.device]) -> dict[str, dict[str, float] | str]:
     measures["disk, O_DIRECT"] = lambda: disk_speeds(nearest(cache), direct=True)
     found: dict[str, dict[str, float] | str] = {}
     for name, measure in measures.items():
+        say(f"measuring the cache tier {name}")
         try:
             speeds = measure()
         except (OSError, RuntimeError) as error:

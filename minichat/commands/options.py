@@ -14,6 +14,7 @@ from engine.api.config import EngineConfig, is_amount, is_factor
 from engine.api.errors import BadInput, BadParams, EngineError, ModelNotFound, RequestTooLong
 from engine.api.params import SamplingParams
 from engine.api.places import AdapterPlace, MeetingPlace
+from minichat.doing import ERASE, doing, shown
 from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import locate
@@ -118,31 +119,35 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
 class _OneLine(logging.Formatter):
     """Prints warnings of the engine without tracebacks."""
 
+    def __init__(self, before: str = "") -> None:
+        super().__init__()
+        self._before = before
+
     def format(self, record: logging.LogRecord) -> str:
-        return f"minichat: {record.getMessage()}"
+        return f"{self._before}minichat: {record.getMessage()}"
 
 
 def show_progress(done: int, total: int) -> None:
     """Show the progress of loading a large model on a terminal."""
-    if sys.stderr.isatty() and total > 200_000_000:
-        print(f"\rloading {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr, flush=True)
-        if done >= total:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if shown() and total > 200_000_000:
+        meter = f"loading {done / 1e9:.2f} of {total / 1e9:.2f} GB" if done < total else ""
+        print(f"{ERASE}{meter}", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def running(config: EngineConfig) -> Iterator["EngineThread"]:
-    """Run an engine on a thread. On a terminal, standard error shows the loading progress."""
+    """Run an engine on a thread. On a terminal, standard error shows that it is loading."""
     warnings = logging.StreamHandler()
-    warnings.setFormatter(_OneLine())
+    warnings.setFormatter(_OneLine(ERASE if shown() else ""))
     logging.getLogger("minichat").addHandler(warnings)
     try:
-        with loading():
+        with doing(f"loading {Path(config.model).name or config.model}"), loading():
             from engine.early import import_torch
             from engine.host.thread import EngineThread
             from engine.start import start
 
             host = EngineThread(start(config, show_progress, found=lambda folder: import_torch()))
+        warnings.setFormatter(_OneLine())
         try:
             yield host
         finally:

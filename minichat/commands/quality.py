@@ -73,9 +73,8 @@ def _measured(
     names = [each.name for each in pairs]
 
     def begun(scheme: str) -> None:
-        if sys.stderr.isatty():
-            which = f" ({names.index(scheme) + 1} of {len(names)})" if scheme in names else ", for comparison"
-            print(f"minichat: measuring {scheme}{which}", file=sys.stderr)
+        which = f" ({names.index(scheme) + 1} of {len(names)})" if scheme in names else ", for comparison"
+        _measuring(f"{scheme}{which}")
 
     rows = compare(
         config,
@@ -115,7 +114,12 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
 
     rows = [
         *compare_budgets(
-            config, budgets, text or own_text(config.model), most=options.tokens, refused=refused
+            config,
+            budgets,
+            text or own_text(config.model),
+            most=options.tokens,
+            refused=refused,
+            begun=_measuring,
         )
     ]
     if options.json:
@@ -126,6 +130,12 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
         ]
         print(aligned([("policy", "tokens", "perplexity", "recall"), *cells]))
     return 1 if left_out else 0
+
+
+def _measuring(row: str) -> None:
+    """Name what is measured next, on a terminal."""
+    if sys.stderr.isatty():
+        print(f"minichat: measuring {row}", file=sys.stderr)
 
 
 def _text(name: str | None) -> str:

@@ -112,8 +112,8 @@ def _first(options: argparse.Namespace) -> First | None:
 
 
 def _answered(options: argparse.Namespace, first: First) -> int:
-    """Answer a question on standard output, like generate."""
-    from minichat.commands import generate
+    """Answer a question on standard output, like generate. On a terminal, the chat goes on, line by line."""
+    from minichat.commands import chat, generate
 
     if first.notice:
         return failed(BadInput(first.notice))
@@ -123,7 +123,10 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         return failed(BadInput(str(error)))
     for each in missing(first.text, first.piped):
         print(f"minichat: {each.sent_without}", file=sys.stderr)
-    options.text = [Message(0, "user", first.text, attachments=files).whole]
+    message = Message(0, "user", first.text, attachments=files)
+    if first.send and sys.stdin.isatty() and sys.stdout.isatty():
+        return chat.run(options, message)
+    options.text = [message.whole]
     options.raw = options.json = options.verbose = False
     # options of generate only
     options.json_schema = options.regex = options.choice = None

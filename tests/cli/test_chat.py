@@ -218,6 +218,49 @@ def test_control_c_that_came_after_the_reply_does_not_quit(
     assert capsys.readouterr().out.endswith(f"{again}{chat.SET}\n{again}\n")
 
 
+def on_terminal(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """Type these lines on a terminal that shows standard output."""
+    monkeypatch.setattr("builtins.input", Mock(side_effect=[*lines, EOFError]))
+    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True, fileno=Mock(side_effect=ValueError)))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+
+@pytest.mark.parametrize(("option", "term"), [(("--plain",), "xterm"), ((), "dumb")])
+def test_a_chat_goes_on_after_the_first_message_on_a_terminal(
+    run: Run,
+    chat_model: Path,
+    prompts: list[list[dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    option: tuple[str, ...],
+    term: str,
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    on_terminal(monkeypatch, ["b", "/quit"])
+    ran = run("chat", *option, "/quit is", "this?", "--model", chat_model, "--max-tokens", 4)
+    assert ran.code == 0
+    assert [prompt[-1]["content"] for prompt in prompts] == ["/quit is this?", "b"]
+    assert len(prompts[1]) == 3 and "\n> /quit is this?\n" in ran.out
+
+
+def test_a_first_message_whose_file_is_missing_is_reported_on_a_terminal(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch, [])
+    ran = run("chat", "--plain", "read @./nowhere.py", "--model", chat_model)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "minichat: nothing was sent: no such file: ./nowhere.py\n"
+
+
+def test_a_first_message_is_answered_once_if_the_output_is_no_terminal(
+    run: Run, chat_model: Path, prompts: list[list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch, ["b"])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    words = ("--model", chat_model, "--max-tokens", 4, "--temperature", 0)
+    assert run("chat", "--plain", "a", *words) == run("generate", "a", *words)
+    assert [len(prompt) for prompt in prompts] == [1, 1]
+
+
 def test_a_conversation_that_is_too_long_is_reported_and_continues(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
     assert ran.code == 1

@@ -57,6 +57,22 @@ def test_it_prints_a_report(run: Run) -> None:
     assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 
+def test_a_terminal_shows_what_it_looks_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    ran = run("doctor", "--json")
+    assert (ran.code, json.loads(ran.out)["minichat"]) == (0, __version__)
+    assert ran.err.endswith("\r\x1b[K")
+    assert list(filter(None, ran.err.split("\r\x1b[K"))) == [
+        "importing torch ...",
+        "looking for kernels ...",
+        "measuring the cache tier host, cpu ...",
+        "measuring the cache tier disk ...",
+        "measuring the cache tier disk, O_DIRECT ...",
+    ]
+
+
 def test_it_prints_json(run: Run) -> None:
     ran = run("doctor", "--json")
     assert (ran.code, ran.err) == (0, "")

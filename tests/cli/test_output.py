@@ -1,15 +1,19 @@
-"""Standard streams that are closed, full, or have a limited encoding."""
+"""Standard streams that are closed, full, or have a limited encoding, and what a terminal shows meanwhile."""
 
 import io
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from minichat.commands.options import show_progress
+from minichat.doing import doing
 from minichat.shell.streams import settle
 from tests.cases import soak
+from tests.cli.conftest import Run
 
 
 def output(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
@@ -97,3 +101,65 @@ def test_json_keeps_characters_outside_the_locale(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code, record = output("hi", "generate --json --choice=gr\u00fcn", out=True)
     assert code == 0 and json.loads(record)["text"] == "gr\u00fcn"
+
+
+# What a terminal shows meanwhile
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> None:
+    """Make standard error a terminal of 40 columns."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", term)
+
+
+def test_a_terminal_shows_that_the_model_is_loading(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    words = ("--model", chat_model, "--max-tokens", 2)
+    assert run("generate", "a", *words).err == f"\r\x1b[Kloading {chat_model.name} ...\r\x1b[K"
+    ran = run("generate", "a", *words, "--attention", "none-such")
+    assert ran.code == 2 and ran.err.startswith(f"\r\x1b[Kloading {chat_model.name} ...\r\x1b[Kminichat: ")
+
+
+def test_a_warning_replaces_what_the_terminal_shows_meanwhile(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    warn = logging.getLogger("minichat.engine").warning
+    monkeypatch.setattr("engine.start._refuse_ranks", lambda config, folder: warn("slow disk"))
+    ran = run("generate", "a", "--model", chat_model, "--max-tokens", 2)
+    assert ran.err == f"\r\x1b[Kloading {chat_model.name} ...\r\x1b[Kminichat: slow disk\n\r\x1b[K"
+
+
+def test_a_meter_replaces_what_the_terminal_shows_meanwhile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    show_progress(0, 2_000_000_000)
+    assert capsys.readouterr().err == "\r\x1b[Kloading 0.00 of 2.00 GB"
+
+
+def test_what_is_shown_meanwhile_fits_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    with doing() as say:
+        say("loading " + "x" * 50)
+    _, shown, *_ = capsys.readouterr().err.split("\r\x1b[K")
+    assert shown == "loading " + "x" * 27 + " ..."
+    with doing():
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("shows", "term"), [(False, "xterm"), (True, "dumb")])
+def test_nothing_is_shown_meanwhile_where_it_could_not_be_removed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shows: bool, term: str
+) -> None:
+    on_terminal(monkeypatch, term)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: shows)
+    with doing("loading") as say:
+        say("more")
+    assert capsys.readouterr().err == ""

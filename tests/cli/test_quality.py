@@ -70,6 +70,20 @@ def test_windows_and_budgets_are_compared(run: Run, model: Path) -> None:
     assert "--budgets: norms of 64 tokens is skipped: it needs at least 80 tokens" in ran.err
 
 
+def test_each_budget_is_named_on_a_terminal_before_it_is_measured(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    words = ("--model", model, "--tokens", 90, "--device", "cpu", "--blocks", 32)
+    ran = run("quality", *words, "--budgets", "64")
+    assert ran.err.splitlines() == [
+        "minichat: measuring all tokens (1 of 4)",
+        "minichat: measuring window of 64 tokens (2 of 4)",
+        "minichat: --budgets: norms of 64 tokens is skipped: it needs at least 80 tokens",
+        "minichat: --budgets: attention of 64 tokens is skipped: it needs at least 80 tokens",
+    ]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_temporary_folder_is_reported(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
