@@ -38,9 +38,9 @@ from engine.distributed.team import Team, team_of
 from engine.early import quick_sources
 from engine.execution.budget import CacheBudget
 from engine.execution.draft.drafters import DraftModels, find_draft_models
-from engine.execution.memory import enough_memory, weight_bytes
+from engine.execution.memory import enough_memory
 from engine.execution.runner import ModelRunner
-from engine.execution.weights import Weights
+from engine.execution.weights import Weights, weight_bytes
 from engine.fleet.exchange import exchange_tier
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool

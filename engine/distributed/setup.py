@@ -28,7 +28,7 @@ from engine.distributed.messages import error_to_wire
 from engine.distributed.ring import RingEnds, RingReader
 from engine.distributed.stage_loop import StageLoop
 from engine.distributed.stages import PipelineLink, far_stages, near_stages, stage_of
-from engine.execution.memory import weight_bytes
+from engine.execution.weights import weight_bytes
 from engine.models.find import find_model
 from engine.scheduling.step_bytes import Bounds
 from engine.timeline import timed

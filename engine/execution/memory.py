@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -13,11 +12,10 @@ import torch
 from engine.api.errors import BadInput, NoMemory
 from engine.api.speeds import Reads
 from engine.execution.traffic import experts_read, weights_read
-from engine.execution.weights import Weights
+from engine.execution.weights import Weights, weight_bytes
 from engine.kv.store import KVStore
 from engine.main_memory import free_host_memory, host_memory
 from engine.models.base import LanguageModel
-from engine.models.decoder import Decoder
 
 T = TypeVar("T")
 
@@ -87,13 +85,6 @@ class MemoryMeter:
         taken = torch.cuda.memory_reserved(self._device)
         workspace = max(taken - weights - cache - sum(beside.values()), 0)
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of the weights as stored now, without the rotary tables, which are computed from the config."""
-    tables = (model.rope, model.local_rope) if isinstance(model, Decoder) else ()
-    tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
-    return sum(each.nbytes for each in tensors.values() if not any(each is table for table in tables))
 
 
 def lacking(error: torch.OutOfMemoryError) -> str:

@@ -36,16 +36,17 @@ class Weights:
         """
         self._model, self._share = model.requantizable, share
         self._known: dict[str, Scheme] = {}
-        self._views: dict[str, tuple[SchemeView, ...]] = {}  # by the cache's scheme
+        self._views: dict[tuple[str, str], tuple[SchemeView, ...]] = {}  # by both schemes
         self._layers: LayerShapes | None = None  # found at the first question
         self.scheme = self._named(scheme)
         self._known[self.scheme.name] = self.scheme
 
     def schemes(self, kv_scheme: str, blocks_with: BlocksWith) -> tuple[SchemeView, ...]:
-        """All schemes, and why some are not available. Computed once for each scheme of the cache."""
-        if kv_scheme not in self._views:
-            self._views[kv_scheme] = tuple(self._view(name, blocks_with) for name in names())
-        return self._views[kv_scheme]
+        """All schemes, and why some are not available. Computed once for each pair of schemes in use."""
+        pair = self.scheme.name, kv_scheme
+        if pair not in self._views:
+            self._views[pair] = tuple(self._view(name, blocks_with) for name in names())
+        return self._views[pair]
 
     def plan(self, name: str, blocks_with: BlocksWith) -> WeightsPlan:
         """Plan a change to another scheme. Raises BadInput if it is not possible; changes nothing."""
@@ -129,7 +130,16 @@ class Weights:
         if scheme.name != name:
             return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
         blocks = blocks_with(self._freed_bytes(model, scheme))
+        if scheme is self.scheme and isinstance(model, Decoder):
+            return SchemeView(name, "", weight_bytes(model), blocks or 0)
         return SchemeView(name, "", self._nbytes(model, scheme), blocks or 0)
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Bytes of the weights as stored now, without the rotary tables, which are computed from the config."""
+    tables = (model.rope, model.local_rope) if isinstance(model, Decoder) else ()
+    tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
+    return sum(each.nbytes for each in tensors.values() if not any(each is table for table in tables))
 
 
 class LayerShapes(NamedTuple):

@@ -21,8 +21,8 @@ from engine.distributed import setup
 from engine.distributed.pipelined import PipelinedRunner
 from engine.distributed.team import Team
 from engine.execution.changes import Recache
-from engine.execution.memory import weight_bytes
 from engine.execution.runner import ModelRunner
+from engine.execution.weights import weight_bytes
 from engine.models.loader import Checkpoint
 from engine.serving.engine import Engine
 from engine.serving.recordings.replay import replay

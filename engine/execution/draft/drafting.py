@@ -17,8 +17,8 @@ from engine.execution.batch import BatchBuilder, PackedBatch
 from engine.execution.cuda.drafts import DraftReplays
 from engine.execution.draft.heads import HeadDrafter
 from engine.execution.draft.next_tokens import NextTokens
-from engine.execution.memory import weight_bytes
 from engine.execution.sampling_state import SamplingState
+from engine.execution.weights import weight_bytes
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
