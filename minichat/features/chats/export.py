@@ -53,6 +53,9 @@ def export(context: Context) -> None:
 
 def _write(file: Path, text: str) -> None:
     """Write the whole file or nothing, so that the same name can be tried again."""
+    if file.exists():  # a device: it cannot be replaced
+        file.write_text(text, encoding="utf-8")
+        return
     fresh = file.with_name(f".export.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")
