@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.cpu import many_rows
+from engine.kernels.cpu.compiled import build
 from engine.kernels.cpu.compiled.product import Int8Panels, bfloat16_panels
 from engine.kernels.cpu.int8_digits import Int8Digits
 from engine.kernels.cpu.packed import PackedLinear, why_not
@@ -59,7 +60,10 @@ def run(
         if "norms" in only:
             norms(bench, given, loops)
     if "compiled" in only:  # with the weights of the last type, in bfloat16
-        compiled(bench, weights, given, loops)
+        if problem := build.why_not(build.PRODUCTS[16]):
+            print(f"no compiled products: {problem}", file=sys.stderr)
+        else:
+            compiled(bench, weights, given, loops)
     if "kernels" in only:
         for name in ("each count", "rounded up"):
             bench.note(f"kernels of {counts} row counts, {name}", left_behind(name, counts) / 1e6, "MB")
