@@ -1,7 +1,7 @@
 """Two replicas in processes of their own, of which a dead one starts again once it may."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engine.api.commands import Update
@@ -41,17 +41,17 @@ class Running:
         return [(each.replica, each.state) for each in self.events if isinstance(each, ReplicaChanged)]
 
 
-def has_begun(stream: Stream) -> bool:
-    """Wait for tokens of a long reply, but read none: on a busy machine there may be several at once."""
+def begun(fleet: Fleet, prompt: Sequence[int], params: SamplingParams) -> Stream:
+    """A long reply with tokens of which none is read: on a busy machine there may be several at once."""
     arrived = threading.Event()
-    stream.listen(lambda _: arrived.set())
-    return arrived.wait(LIMIT)
+    stream = fleet.submit(prompt, params, wake=lambda _: arrived.set())
+    assert arrived.wait(LIMIT)
+    return stream
 
 
 def two_replies(fleet: Fleet, params: SamplingParams) -> list[Stream]:
     """One of each replica, in their order. Both have begun."""
-    streams = [fleet.submit([*range(at, at + 40)], params) for at in (10, 200)]
-    assert all(map(has_begun, streams))
+    streams = [begun(fleet, [*range(at, at + 40)], params) for at in (10, 200)]
     assert [each.id // NUMBERS for each in streams] == [0, 1]
     return streams
 

@@ -20,7 +20,7 @@ from engine.fleet.local import shares, start_fleet
 from engine.host.process import EngineProcess
 from engine.host.stream import ReplyFailed
 from tests.cli.conftest import Run, run
-from tests.fleet.running import Running, end_whole, has_begun
+from tests.fleet.running import Running, begun, end_whole
 from tests.server.conftest import listening
 from tests.waiting import becomes
 
@@ -41,8 +41,7 @@ def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Running]
 def test_a_killed_replica_ends_its_own_streams_and_returns(running: Running) -> None:
     fleet = running.fleet
     fleet.send(SetSwitch("prefix_cache", False)).result()
-    streams = [fleet.submit([*range(at, at + 40)], LONG) for at in (10, 200, 400, 600)]
-    assert all(map(has_begun, streams))
+    streams = [begun(fleet, [*range(at, at + 40)], LONG) for at in (10, 200, 400, 600)]
     lost = [each for each in streams if each.id // NUMBERS == 1]
     assert len(lost) == 2
     os.kill(running.pids[1], signal.SIGKILL)

@@ -161,9 +161,8 @@ class TestSignals:
             errors = process.stderr and process.stderr.read()
             assert "Traceback" not in (errors or "") and "Invalid" not in (errors or "")
             assert key not in (errors or "")
-            assert "minichat: waiting up to 20 s for 20 running requests; send another signal" in (
-                errors or ""
-            )
+            waits = r"minichat: waiting up to 20 s for \d+ running requests; send another signal"
+            assert re.search(waits, errors or "")
 
     def test_a_reply_that_outlasts_the_drain_is_aborted(self) -> None:
         with serving(dry(rate=20), drain=0.3) as served, served.client() as client:
