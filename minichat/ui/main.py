@@ -317,7 +317,9 @@ class MainScreen(FrameScreen[None]):
 
     @on(Prompt.Empty)
     def _show_reasoning(self) -> None:
-        self.transcript.action_toggle_thought()
+        active = self.context.chats.active
+        if active.streaming or any(each.reasoning for each in active.chat.messages):
+            self.transcript.action_toggle_thought()
 
     @on(Prompt.Changed)
     def _typed(self) -> None:

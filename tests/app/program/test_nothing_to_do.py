@@ -54,6 +54,16 @@ async def test_with_one_chat(bench: Callable[..., Any], key: str) -> None:
 
 
 @run
+async def test_an_empty_prompt_speaks_of_no_reasoning_where_there_is_none(bench: Callable[..., Any]) -> None:
+    """Enter sends there, and shows reasoning only as a shortcut."""
+    async with bench((80, 24)) as it:
+        await it.pilot.press("enter")
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("enter")
+        assert it.notices() == []
+
+
+@run
 async def test_without_a_reply(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.command("reply.stop_all")
