@@ -386,12 +386,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(command.run(options))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return 130
-    except RuntimeError as error:
-        if not isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, while it creates a class
-            raise
-        return 130
     except OSError as error:
         if not of_output(error):
             raise

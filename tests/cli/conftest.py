@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minichat.cli import main
+from minichat.__main__ import main
 from tests.models.tiny import checkpoint
 from tests.runner.letters import VOCAB, byte_tokenizer
 

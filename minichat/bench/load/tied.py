@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 
-from minichat.cli import main
+from minichat.__main__ import main
 
 
 def _end_with_input() -> None:
