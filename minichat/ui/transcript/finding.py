@@ -40,7 +40,7 @@ def _form(before: str, token: str) -> str:
 
 
 def _drawn(token: str) -> str:
-    """What matches a token in drawn text; in code also what stands for it there."""
+    """A pattern for a token in drawn text. Inside code, some characters are replaced (`_code_marked`)."""
     if token.isspace():
         return _BLANK
     return "".join(
