@@ -159,7 +159,11 @@ def _add_compression(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="first tokens that --kv-window and --kv-budget keep (default: 4)",
     )
-    group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
+    group.add_argument(
+        "--dummy-weights",
+        action="store_true",
+        help="random weights; only needs config.json (without a tokenizer, text is token ids)",
+    )
 
 
 def add_sampling(command: argparse.ArgumentParser) -> None:
