@@ -10,6 +10,7 @@ from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
 from engine.devices import give_back
+from engine.execution.memory import lacking
 from engine.execution.protocol import Fit
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups
@@ -111,7 +112,8 @@ class CacheBudget:
             store.become(self.store(scheme))
         except (RuntimeError, MemoryError) as error:
             store.become(self.store(before))
-            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
+            problem = (isinstance(error, RuntimeError) and lacking(error)) or error
+            raise BadInput(f"no room for a cache of {scheme}: {problem}; it stays {before}") from None
 
     def store(self, scheme: KvSchemeName) -> KVStore:
         blocks, host_blocks, _ = self.fit(scheme)

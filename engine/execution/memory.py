@@ -20,6 +20,8 @@ from engine.models.base import LanguageModel
 T = TypeVar("T")
 
 _LACKING = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free")
+# What CUDA, Triton and cuBLAS say where torch does not allocate: contexts, kernels, handles.
+_FULL = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
 
@@ -87,11 +89,14 @@ class MemoryMeter:
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
 
 
-def lacking(error: torch.OutOfMemoryError) -> str:
-    """What is missing, without torch's advice on its allocator."""
-    if found := _LACKING.search(str(error)):
+def lacking(error: RuntimeError) -> str | None:
+    """What device memory is missing, without torch's advice on its allocator; None after other errors."""
+    text = str(error)
+    if found := _LACKING.search(text):
         return f"the GPU has no room for {found[1]} more, with {found[2]} free"
-    return str(error).partition(". ")[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        return text.partition(". ")[0]
+    return "the GPU is full" if any(each in text for each in _FULL) else None
 
 
 @contextmanager
@@ -99,9 +104,11 @@ def enough_memory() -> Iterator[None]:
     """Say what to do if a model does not fit."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if (problem := lacking(error)) is None:
+            raise
         advice = "another program may use it (see nvidia-smi); a smaller model or --quantization needs less"
-        raise BadInput(f"{lacking(error)}; {advice}") from None
+        raise BadInput(f"{problem}; {advice}") from None
 
 
 def with_memory(work: Callable[[], T], give_back: Callable[[], None], tries: int) -> T:
@@ -109,8 +116,10 @@ def with_memory(work: Callable[[], T], give_back: Callable[[], None], tries: int
     for _ in range(tries):
         try:
             return work()
-        except torch.OutOfMemoryError as error:
-            problem = lacking(error)
+        except RuntimeError as error:
+            if (found := lacking(error)) is None:
+                raise
+            problem = found
         # The error is gone here, and with it the tensors of the frames it held.
         give_back()
     raise NoMemory(problem)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from engine import assembly
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, NoMemory
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.execution.memory import enough_memory, with_memory
 from engine.execution.runner import ModelRunner
 from engine.scheduling import settings as scheduler_settings
 from engine.serving.engine import Engine
@@ -124,6 +125,43 @@ def test_a_model_that_does_not_fit_says_what_to_do(llama: Path, monkeypatch: pyt
         "the GPU has no room for 2.95 GiB more, with 87.56 MiB free; another program may use it (see "
         "nvidia-smi); a smaller model or --quantization needs less"
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError(
+            "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda"
+        ),
+    ],
+    ids=["triton", "cublas", "cuda"],
+)
+def test_a_gpu_that_others_have_filled(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def fail(*given: Any, **named: Any) -> None:
+        raise error
+
+    tries = list[int]()
+    with pytest.raises(NoMemory, match=r"^the GPU is full$"):
+        with_memory(fail, lambda: tries.append(1), 2)
+    assert len(tries) == 2
+
+    monkeypatch.setattr(assembly, "load_share", fail)
+    with pytest.raises(BadInput, match=r"^the GPU is full; another program may use it"):
+        engine_on(llama)
+
+
+def test_other_errors_are_not_mistaken_for_a_lack_of_memory(llama: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        with_memory(fail, lambda: pytest.fail("it is not a lack of memory"), 2)
+    with pytest.raises(RuntimeError, match="illegal memory access"), enough_memory():
+        fail()
 
 
 @pytest.mark.cuda
