@@ -126,7 +126,8 @@ class Weights:
         try:
             scheme = source.scheme(name)
         except BadInput as error:  # the ranks cannot share weights in it
-            return SchemeView(name, str(error), 0)
+            reason, _, _ = str(error).removeprefix(f"quantization {name!r}: ").partition("; ")
+            return SchemeView(name, reason, 0)  # beside its name, in a list of all schemes
         if scheme.name != name:
             return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
         blocks = blocks_with(self._freed_bytes(model, scheme))

@@ -1,6 +1,7 @@
 """Quantized weights on two ranks: those of a checkpoint are cut as stored, others are made by each rank."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from torch import Tensor
 from engine.api.cache_spec import KV_SCHEMES
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
+from engine.execution import weights as execution_weights
+from engine.execution.weights import Weights
 from engine.models import source
 from engine.models.config_json import read_config
 from engine.models.registry import load_model
-from engine.quant.registry import names, why_not
+from engine.quant.registry import named, names, why_not
 from tests.cases import soak
 from tests.distributed.test_collective import team, together
 from tests.distributed.test_families import assert_shared, load, logits
@@ -133,8 +136,14 @@ def test_a_scheme_can_be_refused_for_ranks_on_gpus(monkeypatch: pytest.MonkeyPat
         for ranks in (None, team(2)[0])
     )
     assert alone.scheme("int8").name == "int8" and shared.scheme("int4-32").name == "int4-32"
-    with pytest.raises(BadInput, match="'int8': ranks on GPUs do not support it"):
+    with pytest.raises(BadInput, match="'int8': ranks on GPUs do not support it; use one of int4-32, none"):
         shared.scheme("int8")
+    monkeypatch.setattr(Weights, "_nbytes", lambda *_: 0)
+    monkeypatch.setattr(execution_weights, "why_not", lambda *_: None)  # as on a GPU
+    monkeypatch.setattr(source, "choose", lambda name, *_: named(name))
+    model: Any = SimpleNamespace(requantizable=SimpleNamespace(source=shared))
+    views = {each.name: each.why_not for each in Weights(model, "none", share=1).schemes("none", lambda _: 1)}
+    assert views["int8"] == "ranks on GPUs do not support it" and views["int4-32"] == ""
 
 
 def test_schemes_of_a_quantized_checkpoint_and_of_the_cache_change_at_run_time(
