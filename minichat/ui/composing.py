@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from textual.timer import Timer
 
 from engine.api.errors import MORE_CONTEXT, EngineError
+from engine.api.params import SamplingParams
 from minichat.chats.model import Attachment
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context
@@ -20,6 +21,8 @@ from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
 _TYPED = 20  # characters that a text may differ by from the one whose tokens are shown
+
+_About = tuple[str, int, tuple[tuple[Conversation, SamplingParams, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Composing:
         self._context = context
         self._timer: Timer | None = None
         self._counted = 0  # characters of the text that was checked
+        self._about: _About | None = None  # what was checked
         self._warned = ""  # the text whose missing files the user was warned about
         self._notice = ""  # the warning
         self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
@@ -66,6 +70,19 @@ class Composing:
                 self._timer = self._context.app.set_timer(_LATE, self._begin)
         elif self.checked != Checked():
             self._show(Checked())
+
+    def refused(self, text: str) -> bool:
+        """Say why the text cannot be sent, if it has been found too long. Nothing is counted again."""
+        fit = self.checked.fit
+        if (
+            fit is None
+            or fit.fits
+            or "@" in text
+            or self._about != self._what(text, self._context.workspace.recipients)
+        ):
+            return False
+        self._context.program.report(fit.refusal(self._larger))
+        return True
 
     async def may_send(self, text: str, to: Sequence[Conversation]) -> bool:
         """Return whether the text can be sent. If not, say why; missing files are reported once."""
@@ -131,18 +148,25 @@ class Composing:
     async def _look(self) -> None:
         workspace = self._context.workspace
         text = workspace.prompt.text
-        message = workspace.prompt.message
-        checked = await self._check(message, workspace.recipients) if text.strip() else Checked()
+        message, to = workspace.prompt.message, workspace.recipients
+        about = self._what(message, to)
+        checked = await self._check(message, to) if text.strip() else Checked()
         if message.endswith("/"):  # of a folder: the rest of a file's name may follow
             wrong = (each for each in checked.missing if not (each.folder and message.endswith(each.name)))
             checked = replace(checked, missing=tuple(wrong))
         if workspace.prompt.text == text:
-            self._counted = len(text)
+            self._counted, self._about = len(text), about
             self._show(checked)
 
     def _show(self, checked: Checked) -> None:
         self.checked = checked
         self._context.workspace.label()
+
+    def _what(self, text: str, to: Sequence[Conversation]) -> "_About":
+        """What the count of a text depends on."""
+        shot = self._context.engine.latest
+        most = 0 if shot is None or not self._context.lifecycle.alive else shot.max_context
+        return text, most, tuple((each, each.chat.params, each.chat.system) for each in to)
 
     async def _check(self, text: str, to: Sequence[Conversation]) -> Checked:
         """Look for the files in a thread: a network folder may be slow."""

@@ -71,6 +71,7 @@ class MainScreen(FrameScreen[None]):
         self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
         self.keybar = KeyBar(id="keybar")
         self.drafts, self.composing = SavedDrafts(context), Composing(context)
+        self.prompt.refused = self.composing.refused
         self._retries = Retries(context)
         self.panels.bind(panels, self._panes, self.prompt, self._arranged)
         yield self.tabs

@@ -1,6 +1,6 @@
 """The prompt: a text area with its usual editing keys, in which Enter sends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.segment import Segment
@@ -55,6 +55,7 @@ class Prompt(Editor):
             id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
         )
         self.completion = CompletionList(id="completion")
+        self.refused: Callable[[str], bool] = lambda text: False  # whether it is known not to be sendable
         self._folder: str | None = None  # the folder of the name after the @, and its entries
         self._entries: list[Entry] = []
         self._recalled, self._back = "", 0  # the recalled text, and from how many messages ago
@@ -90,6 +91,8 @@ class Prompt(Editor):
     def _send(self) -> None:
         text = self.message
         if text.strip():
+            if self.refused(text):
+                return
             self.put("")
             self.post_message(self.Submitted(text))
         elif not self.text:
