@@ -16,6 +16,7 @@ from minichat.plural import plural
 from minichat.settings import load
 from minichat.settings.load import Loaded
 from minichat.settings.schema import SAMPLING
+from minichat.shell.again import announce
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import Paths, locate
 from minichat.shell.terminal import Terminal, fix_alt_keys
@@ -42,17 +43,24 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
         from minichat.app import MinichatApp
         from minichat.chats.store import Store
         from minichat.clients.local import LocalBackend
+        from minichat.features.leaving import RESTART
         from minichat.features.tour.feature import KEEP
         from minichat.features.tour.pages import BLOCKS
 
     fix_alt_keys()
-    loaded = load(paths.settings)
-    start = start_of(replace(paths, state=folder), terminal, loaded, ascii=options.ascii)
-    store = Store(start.paths.chats)
-    backend = LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS))
-    app = MinichatApp(backend, store, start)
-    app.run(mouse=loaded.settings.screen.mouse)
-    closed, code = backend.close(), app.return_code or 0
+    own = replace(paths, state=folder)
+    store = Store(own.chats)
+    while True:
+        loaded = load(paths.settings)
+        start = start_of(own, terminal, loaded, ascii=options.ascii)
+        backend = LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS))
+        app = MinichatApp(backend, store, start)
+        app.run(mouse=loaded.settings.screen.mouse)
+        if (code := app.return_code or 0) == RESTART:
+            announce()
+        closed = backend.close()
+        if code != RESTART or not closed:
+            break
     if code == KEEP:
         say_kept(keep_chats(store, Store(paths.chats)))
         code = 0
