@@ -20,9 +20,11 @@ from minichat.shell.background import begin
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
+_LARGE = 100_000  # characters; more take a while to count
 _TYPED = 20  # characters that a text may differ by from the one whose tokens are shown
 
-_About = tuple[str, int, tuple[tuple[Conversation, SamplingParams, str], ...]]
+_Chats = tuple[tuple[Conversation, SamplingParams, str], ...]
+_About = tuple[str, tuple[Attachment, ...], str, int, _Chats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Checked:
     fit: PromptFit | None = None  # in the chat where the least is left
     missing: tuple[Missing, ...] = ()
     refusal: str = ""  # why its files cannot be attached
+    counting: bool = False  # a long message, whose tokens are not known yet
 
     @property
     def faulty(self) -> bool:
@@ -43,7 +46,7 @@ class Checked:
         if self.refusal:
             return self.refusal
         if self.fit is None:
-            return ""
+            return "counting its tokens" if self.counting else ""
         return f"{self.fit.tokens:,} of {self.fit.room:,} tokens" if self.fit.fits else str(self.fit)
 
 
@@ -55,7 +58,8 @@ class Composing:
         self._context = context
         self._timer: Timer | None = None
         self._counted = 0  # characters of the text that was checked
-        self._about: _About | None = None  # what was checked
+        self._about: _About | None = None  # what was counted last
+        self._fit: PromptFit | None = None  # the result, in the chat where the least is left
         self._warned = ""  # the text whose missing files the user was warned about
         self._notice = ""  # the warning
         self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
@@ -73,13 +77,8 @@ class Composing:
 
     def refused(self, text: str) -> bool:
         """Say why the text cannot be sent, if it has been found too long. Nothing is counted again."""
-        fit = self.checked.fit
-        if (
-            fit is None
-            or fit.fits
-            or "@" in text
-            or self._about != self._what(text, self._context.workspace.recipients)
-        ):
+        fit = self._fit
+        if fit is None or fit.fits or "@" in text or self._about != self._what(text, self._to):
             return False
         self._context.program.report(fit.refusal(self._larger))
         return True
@@ -148,25 +147,30 @@ class Composing:
     async def _look(self) -> None:
         workspace = self._context.workspace
         text = workspace.prompt.text
-        message, to = workspace.prompt.message, workspace.recipients
-        about = self._what(message, to)
-        checked = await self._check(message, to) if text.strip() else Checked()
+        message = workspace.prompt.message
+        if len(text) > _LARGE:
+            self._show(Checked(counting=True))
+        checked = await self._check(message, self._to) if text.strip() else Checked()
         if message.endswith("/"):  # of a folder: the rest of a file's name may follow
             wrong = (each for each in checked.missing if not (each.folder and message.endswith(each.name)))
             checked = replace(checked, missing=tuple(wrong))
         if workspace.prompt.text == text:
-            self._counted, self._about = len(text), about
+            self._counted = len(text)
             self._show(checked)
 
     def _show(self, checked: Checked) -> None:
         self.checked = checked
         self._context.workspace.label()
 
-    def _what(self, text: str, to: Sequence[Conversation]) -> "_About":
-        """What the count of a text depends on."""
-        shot = self._context.engine.latest
-        most = 0 if shot is None or not self._context.lifecycle.alive else shot.max_context
-        return text, most, tuple((each, each.chat.params, each.chat.system) for each in to)
+    @property
+    def _to(self) -> Sequence[Conversation]:
+        return self._context.workspace.recipients
+
+    def _what(self, text: str, to: Sequence[Conversation], files: Sequence[Attachment] = ()) -> "_About":
+        """What the count of a message depends on."""
+        shot = self._context.engine.latest if self._context.lifecycle.alive else None
+        engine = ("", 0) if shot is None else (shot.model, shot.max_context)
+        return text, tuple(files), *engine, tuple((each, each.chat.params, each.chat.system) for each in to)
 
     async def _check(self, text: str, to: Sequence[Conversation]) -> Checked:
         """Look for the files in a thread: a network folder may be slow."""
@@ -178,8 +182,11 @@ class Composing:
                 files = await in_thread(lambda: attach(text, kept, warned=True))
             except CannotAttach as error:
                 refusal = str(error)
-        shot, fits = self._context.engine.latest, list[PromptFit]()
-        if shot is not None and self._context.lifecycle.alive:
-            with suppress(EngineError):  # no engine: the reply reports the error
-                fits = [await fit_of(each, text, files, shot) for each in to]
-        return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong, refusal)
+        about, shot = self._what(text, to, files), self._context.engine.latest
+        if about != self._about:
+            self._about, self._fit = None, None
+            if shot is not None and self._context.lifecycle.alive:
+                with suppress(EngineError):  # no engine: the reply reports the error
+                    fits = [await fit_of(each, text, files, shot) for each in to]
+                    self._about, self._fit = about, min(fits, key=lambda fit: fit.left, default=None)
+        return Checked(self._fit, wrong, refusal)

@@ -1,0 +1,36 @@
+"""How often the tokens of a message are counted, and what is shown meanwhile."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minichat.ui import composing
+from tests.app.conftest import run
+from tests.app.prompt.test_composing import below, narrow
+
+
+@run
+async def test_a_long_message_says_that_it_is_counted_and_counts_once(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composing, "_LARGE", 30)
+    backend, going, counts = narrow(), asyncio.Event(), list[int]()
+    count = backend.count
+
+    async def counting(prompt: Any) -> int:
+        counts.append(1)
+        await going.wait()
+        return await count(prompt)
+
+    monkeypatch.setattr(backend, "count", counting)
+    async with bench(backend=backend) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.main.prompt.put("x" * 40)
+        await it.until(lambda: below(it).startswith("counting its tokens  Enter send"))
+        going.set()
+        await it.until(lambda: below(it).startswith("41 of 63 tokens"))
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert len(counts) == 1
