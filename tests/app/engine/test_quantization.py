@@ -102,21 +102,6 @@ async def test_it_can_be_opened_before_the_engine_is_loaded(bench: Callable[...,
 
 
 @run
-async def test_an_engine_that_has_ended_has_no_figures(bench: Callable[..., Any]) -> None:
-    views = (SchemeView("none", "", 4_000_000), SchemeView("int8", "", 2_200_000))
-    shot = replace(snapshot(), schemes=views, kv_schemes=views, memory=MEMORY)
-    async with bench((100, 50), backend=FakeBackend([shot])) as it:
-        await it.pilot.press("f4")
-        await it.until(lambda: "memory now, weights not" in it.screen_text())
-        it.main.show_snapshot(shot.ended("it is out of memory"))
-        await it.until(lambda: "The engine is not loaded." in it.screen_text())
-        left = it.screen_text()
-        assert not [each for each in ("KV cache", "tokens   ", "int8", "memory now") if each in left]
-        it.main.show_snapshot(shot)
-        await it.until(lambda: "memory now, weights not" in it.screen_text())
-
-
-@run
 async def test_a_scheme_is_chosen_watched_and_canceled(bench: Callable[..., Any]) -> None:
     schemes = (
         SchemeView("none", "", 4_000_000_000),
