@@ -310,6 +310,8 @@ def _disk(config: EngineConfig, room: CacheBudget, store: KVStore, rank: int) ->
             nbytes,
             lambda: KVStore.block_bytes(room.block_specs, config.block_size, room.dtype, store.scheme),
             waiting=max(2**28, free_host_memory() // 8 // config.ranks),  # a long reply of a large model
+            rank=rank,
+            ranks=config.ranks,
         )
         yield SharedTier(tier, rank) if rank else tier
     except (OSError, sqlite3.Error) as error:

@@ -160,17 +160,25 @@ class LayerShapes(NamedTuple):
         products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
         counted = {id(part.weight) for part in products}
         others = (each for layer in layers for each in layer.parameters() if id(each) not in counted)
-        shapes = Counter(
-            (*part.weight.shape, None if part.quantizes else part.weight.nbytes) for part in products
-        )
+        shapes = Counter(_shape(part) for part in products for _ in range(_experts(part)))
         rest = sum(each.nbytes for each in others)
         return cls(shapes, rest, 2 * sum(_weights_used(part, config.experts) for part in products))
 
-    def nbytes(self, scheme: Scheme, dtype: torch.dtype) -> int:
+    def nbytes(self, scheme: Scheme, dtype: torch.dtype, device: torch.device) -> int:
         return self.rest + sum(
-            count * (scheme.nbytes(outputs, inputs, dtype) if own is None else own)
+            count * (scheme.nbytes(outputs, inputs, dtype, device) if own is None else own)
             for (outputs, inputs, own), count in self.products.items()
         )
+
+
+def _experts(product: Linear) -> int:
+    return product.experts if isinstance(product, ExpertsLinear) else 1
+
+
+def _shape(product: Linear) -> tuple[int, int, int | None]:
+    """Outputs, inputs and bytes if no scheme changes them, of each expert if there are some."""
+    experts, (outputs, inputs) = _experts(product), product.weight.shape
+    return outputs // experts, inputs, None if product.quantizes else product.weight.nbytes // experts
 
 
 def _weights_used(product: Linear, experts: ExpertsSpec | None) -> int:
@@ -182,15 +190,15 @@ def _weights_used(product: Linear, experts: ExpertsSpec | None) -> int:
 
 
 def nbytes(model: Decoder | ForeignProducts, scheme: Scheme, layers: LayerShapes | None = None) -> int:
-    """The approximate size of the weights under a scheme; exact if they are unquantized."""
+    """The size of the weights under a scheme; approximate if it mixes forms, as a checkpoint may."""
     if not isinstance(model, Decoder):
         return model.nbytes(scheme)
-    config, dtype = model.config, model.embed.dtype
+    config, dtype, device = model.config, model.embed.dtype, model.embed.device
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
     head = model.source.of_head(scheme)
     if not config.tied or head is not named("none") or has_copy(model.embed):
-        total += head.nbytes(len(model.embed), config.hidden, dtype)
-    return total + (layers or LayerShapes.of(model)).nbytes(scheme, dtype)
+        total += head.nbytes(len(model.embed), config.hidden, dtype, device)
+    return total + (layers or LayerShapes.of(model)).nbytes(scheme, dtype, device)
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:

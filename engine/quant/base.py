@@ -42,8 +42,8 @@ class Scheme(Protocol):
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return None if the scheme runs on this device for models in `dtype`, else the reason."""
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        """Return the approximate size of a weight of that shape."""
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        """Return the size of a weight of that shape on this device."""
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a Linear's replacement on the weight's device: [rows, inputs] -> [rows, outputs]."""

@@ -193,7 +193,7 @@ class BnbInt8:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return missing()
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -215,8 +215,8 @@ class BnbFourBits:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return missing()
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        packed = not torch.cuda.is_available() and _packs(dtype)  # a machine with a GPU runs models there
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        packed = device.type == "cpu" and _packs(dtype) and library().has_avx512bf16()
         rows, scale = (rounded_up(outputs, _COLUMNS), 2) if packed else (outputs, 4)
         return rows * rounded_up(inputs, BLOCK) * (BLOCK // 2 + scale) // BLOCK
 

@@ -182,7 +182,7 @@ class AsStored:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
         return int(outputs * inputs * self.size)
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -194,10 +194,10 @@ def nbytes(
 ) -> int:
     """Return the approximate size of a weight that is kept as stored. None: it is plain."""
     if packing is None or (packing.method == "fp8" and named("fp8").why_not(device, dtype)):
-        return named("none").nbytes(outputs, inputs, dtype)
+        return named("none").nbytes(outputs, inputs, dtype, device)
     if packing.method == "fp4":
         return fp4.nbytes(outputs, inputs, packing.group, device)
-    return own(packing).nbytes(outputs, inputs, dtype)
+    return own(packing).nbytes(outputs, inputs, dtype, device)
 
 
 def product(

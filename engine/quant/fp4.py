@@ -19,10 +19,10 @@ from engine.api.errors import BadCheckpoint
 from engine.kernels.cpu.many_rows import linear, needs_float32
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.experts import ExpertsLinear, apply
-from engine.quant.int8 import WIDTH, walk
+from engine.quant.int8 import TAIL, table_blocks, table_bytes, walk
 from engine.quant.packing import MX, NV
 from engine.quant.plain import Plain
-from engine.quant.shapes import rounded_up, side_by_side
+from engine.quant.shapes import side_by_side
 
 if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
     from engine.kernels.triton.experts.stacked import StackedExperts
@@ -94,9 +94,8 @@ class Fp4Table(nn.Module):
         super().__init__()
         self.group, self.outputs = weight.group, len(weight.numbers)
         self.inputs = 2 * weight.numbers.shape[1]
-        blocks = -(-self.outputs // WIDTH)
-        self.width = rounded_up(-(-self.outputs // blocks), 32)
-        table = torch.full((blocks, self.inputs, self.width + 8), _LIFT, dtype=torch.uint8)
+        blocks, self.width = table_blocks(self.outputs)
+        table = torch.full((blocks, self.inputs, self.width + TAIL), _LIFT, dtype=torch.uint8)
         table[..., self.width :] = torch.tensor(_TAIL).view(torch.uint8)
         scale = torch.zeros(blocks, weight.scale.shape[1], self.width, dtype=torch.uint8)
         for at in range(blocks):
@@ -161,8 +160,13 @@ def held(weight: Fp4Weight, bias: Tensor | None, dtype: torch.dtype) -> nn.Modul
 
 def nbytes(outputs: int, inputs: int, group: int, device: torch.device) -> int:
     """Return the size of such a product."""
-    numbers = inputs if device.type == "cpu" else inputs // 2
-    return outputs * (numbers + inputs // group + 4)
+    if device.type != "cpu":
+        # Imported here, as in `held`.
+        from engine.quant.gpu_products import Fp4Product
+
+        return Fp4Product.bytes_of(outputs, inputs, group)
+    blocks, width = table_blocks(outputs)
+    return table_bytes(outputs, inputs) + blocks * width * (inputs // group) + 4 * outputs
 
 
 @dataclass(frozen=True, slots=True)

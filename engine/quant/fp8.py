@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.quant.fp8_linear import BlockFp8, ScaledFp8, ScaledWeight, quantized
+from engine.quant.fp8_linear import ALIGNED, BlockFp8, ScaledFp8, ScaledWeight, quantized
 from engine.quant.registry import register
+from engine.quant.shapes import rounded_up
 
 _CAPABILITY = (8, 9)
 
@@ -38,7 +39,8 @@ class Fp8:
             return f"{torch.cuda.get_device_name(device)} does not support FP8 products"
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        outputs, inputs = rounded_up(outputs, ALIGNED), rounded_up(inputs, ALIGNED)
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:

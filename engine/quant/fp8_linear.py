@@ -12,7 +12,7 @@ from engine.quant.shapes import rounded_up, trimmed
 
 KIND = torch.float8_e4m3fn
 MOST = torch.finfo(KIND).max
-_ALIGNED = 16  # both dimensions of a scaled product must be multiples of this
+ALIGNED = 16  # both dimensions of a scaled product must be multiples of this
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class ScaledFp8(nn.Module):
         """`weight` [outputs, inputs] of KIND, `scale` [outputs, 1]."""
         super().__init__()
         self.outputs, self.inputs = weight.shape
-        below, right = (rounded_up(each, _ALIGNED) - each for each in weight.shape)
+        below, right = (rounded_up(each, ALIGNED) - each for each in weight.shape)
         as_bytes = F.pad(weight.view(torch.uint8), (0, right, 0, below))  # a zero byte is 0.0
         self.register_buffer("weight", as_bytes.view(KIND), persistent=False)
         self.register_buffer("scale", F.pad(scale, (0, 0, 0, below)).T.contiguous(), persistent=False)

@@ -162,6 +162,14 @@ class Int4Product(GpuProduct):
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
 
+    @staticmethod
+    def bytes_of(outputs: int, width: int, group: int) -> int:
+        """The size of a weight whose inputs are padded to whole groups."""
+        inputs = rounded_up(width, int4_gemm.UNIT)
+        group = group if (inputs - width) % group == 0 else math.gcd(group, int4_gemm.UNIT)
+        whole = rounded_up(outputs, int4_gemm.TILE)
+        return whole * (inputs // 2 + 4 * inputs // group) + 4 * int4_gemv.COLUMNS**2
+
     @property
     def fused(self) -> bool:
         return self.bias is None and self.order is None
@@ -262,6 +270,11 @@ class Fp4Product(GpuProduct):
         self.register_buffer("factor", factor, persistent=False)
         self.kind = dtype if self._fits(dtype) else torch.bfloat16
         self.bias = bias
+
+    @staticmethod
+    def bytes_of(outputs: int, inputs: int, group: int) -> int:
+        whole, width = rounded_up(outputs, int4_gemm.TILE), rounded_up(inputs, int4_gemm.UNIT)
+        return whole * (width // 2 + width // group) + 4 * outputs
 
     def _fits(self, dtype: torch.dtype) -> bool:
         """Whether the kernels multiply in this dtype: mxfp4's scales have the range of bfloat16."""

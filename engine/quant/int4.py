@@ -187,13 +187,28 @@ class Int4:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        width = rounded_up(inputs, self.group)
-        kept = outputs * (width // 2 + width // self.group * (4 if dtype is torch.bfloat16 else 8))
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        kept = nbytes(outputs, inputs, self.group, dtype, device)
         return kept + int(self.plain * (outputs * inputs * dtype.itemsize - kept))
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return held(grouped(weight, self.group), bias, weight.shape[1], weight.dtype)
+
+
+def nbytes(outputs: int, inputs: int, group: int, dtype: torch.dtype, device: torch.device) -> int:
+    """The size of the product that `held` returns."""
+    width = rounded_up(inputs, group)
+    if device.type != "cpu":
+        # Imported here, as in `held`.
+        from engine.quant.gpu_products import Int4Product
+
+        return Int4Product.bytes_of(outputs, width, group)
+    if dtype is not torch.bfloat16:
+        return Int4Table.bytes_of(outputs, width, group)
+    if compiled.why_not(4, dtype) is None:
+        group //= group // next(each for each in reversed(GROUPS) if not group % each)
+        return compiled.nbytes(4, outputs, width, group)
+    return rounded_up(outputs, TILE) * (width // 2 + width // group * 4)
 
 
 def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:

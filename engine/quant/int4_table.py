@@ -41,6 +41,11 @@ class Int4Table(nn.Module):
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
 
+    @staticmethod
+    def bytes_of(outputs: int, columns: int, group: int) -> int:
+        width = min(WIDTH, rounded_up(outputs, 32))
+        return -(-outputs // width) * columns * (width // 2 + 4 + 8 * width // group)
+
     def _halves(self, rows: Tensor) -> Tensor:
         """[outputs, n] as [blocks, halves, outputs of a half, n]."""
         return rows.view(-1, 2, self.width // 2, rows.shape[1])

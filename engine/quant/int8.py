@@ -18,6 +18,7 @@ FEW = 8  # up to this many rows a CPU sums the table's rows; for more, dequantiz
 WIDTH = 256  # most outputs of a table block: their sums fit in a CPU's registers
 TOGETHER = 128  # blocks summed per call, so that the index list for a head is not needed as a whole
 _TAIL = (1.0, -128.0)  # the end of a table row: the scale and the offset of its numbers
+TAIL = 8  # bytes of it
 
 _ops = torch.ops.quantized
 
@@ -31,6 +32,17 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
         step.copy_(part.abs().amax(1)).div_(127).clamp_(min=1e-20)
         into.copy_(torch.round(part.float() / step[:, None]))
     return numbers, scale
+
+
+def table_blocks(outputs: int) -> tuple[int, int]:
+    """How many blocks a table with a byte per number has, and their width."""
+    blocks = -(-outputs // WIDTH)
+    return blocks, rounded_up(-(-outputs // blocks), 32)
+
+
+def table_bytes(outputs: int, inputs: int) -> int:
+    blocks, width = table_blocks(outputs)
+    return blocks * inputs * (width + TAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +97,8 @@ class Int8Table(nn.Module):
         super().__init__()
         outputs, inputs = weight.shape
         self.outputs, self.inputs = outputs, inputs
-        self.blocks = -(-outputs // WIDTH)
-        self.width = rounded_up(-(-outputs // self.blocks), 32)
-        table = torch.full((self.blocks, inputs, self.width + 8), 128, dtype=torch.uint8)
+        self.blocks, self.width = table_blocks(outputs)
+        table = torch.full((self.blocks, inputs, self.width + TAIL), 128, dtype=torch.uint8)
         table[..., self.width :] = torch.tensor(_TAIL).view(torch.uint8)
         scale = torch.empty(outputs)
         for at in range(self.blocks):
@@ -159,7 +170,12 @@ class Int8:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        if device.type == "cpu":
+            if compiled.why_not(8, dtype) is None:
+                return compiled.nbytes(8, outputs, inputs, compiled.GROUP)
+            if int8_digits.why_not(dtype) is not None:
+                return table_bytes(outputs, inputs) + 4 * outputs
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:

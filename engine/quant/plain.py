@@ -66,8 +66,11 @@ class Plain:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        return outputs * inputs * (self.dtype or dtype).itemsize
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
+        dtype = self.dtype or dtype
+        if device.type == "cpu" and product.why_not(16, dtype) is None:
+            return product.nbytes(16, outputs, inputs, 2)
+        return outputs * inputs * dtype.itemsize
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         if self.dtype is None or self.dtype is weight.dtype:

@@ -42,6 +42,9 @@ class Usual(Generic[Kind]):
     def forget(self) -> None:
         self._samples.clear()
 
+    def drop(self, kind: Kind) -> None:
+        self._samples.pop(kind, None)
+
 
 @dataclass(slots=True)
 class Costs:

@@ -1,5 +1,7 @@
 """Whether drafting pays off for a row, from the tokens it gained and the time it cost."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.scheduling.costs import Usual
@@ -10,20 +12,25 @@ INHERITED = 256  # tokens a new request pauses at most because the previous one 
 LOSES = 1.02  # a smaller gain is within the noise of step times
 PLAIN_SAMPLES, REFRESH = 3, 64  # plain steps to measure first; drafting steps until the next plain one
 _NEWEST = 0.1  # the weight of the newest verification
+OLD = 60.0  # seconds after which the plain steps are timed again, whatever drafts there were
+NEWEST = 5  # plain steps that are the baseline: they are rare, and the load of a machine changes
 
 
 class Prices:
     """The cost of a drafted token, as a share of a plain step."""
 
-    def __init__(self) -> None:
-        self._plain = Usual[int]()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plain = Usual[int](NEWEST)
+        self._clock, self._timed_at = clock, dict[int, float]()  # when the newest plain step was
         self._since: dict[int, int] = {}  # drafting steps since the newest plain one
         self._extra = Usual[tuple[str, int]]()
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
+        if self._old(size):
+            self._plain.drop(size)
         self._plain.observe(size, seconds)
-        self._since[size] = 0
+        self._since[size], self._timed_at[size] = 0, self._clock()
 
     def observe_drafts(self, kind: str, rows: int, drafted: int, seconds: float) -> None:
         size = rows.bit_length()
@@ -40,7 +47,12 @@ class Prices:
     def wants_plain(self, rows: int) -> bool:
         """Whether the next step should run without drafts, as a baseline."""
         size = rows.bit_length()
-        return self._plain.count(size) < PLAIN_SAMPLES or self._since[size] >= REFRESH
+        few = self._plain.count(size) < PLAIN_SAMPLES
+        return few or self._since[size] >= REFRESH or self._old(size)
+
+    def _old(self, size: int) -> bool:
+        """Whether the baseline is from before a long pause."""
+        return size in self._timed_at and self._clock() - self._timed_at[size] > OLD
 
     def of(self, kind: str, rows: int) -> float:
         """Return the cost of a drafted token in steps of `rows` rows, or 0 with too few samples."""

@@ -17,6 +17,7 @@ from engine.host.thread import EngineThread
 from minichat.chats.model import Message
 from minichat.commands.generate import ReplyCosts
 from minichat.commands.options import (
+    completes,
     engine_config,
     failed,
     opening,
@@ -49,13 +50,8 @@ def run(options: argparse.Namespace, first: Message | None = None) -> int:
         params, adapter = sampling(options), reply_adapter(options)
         refuse_no_tokens(params)
         with running(engine_config(options)) as host:
-            if not host.has_template:
-                print(
-                    f"minichat: {options.model} has no chat template; try minichat generate --raw",
-                    file=sys.stderr,
-                )
-                return 1
-            return Talk(host, params, options.system, adapter).run(first)
+            system = None if completes(host, options) else options.system
+            return Talk(host, params, system, adapter).run(first)
     except EngineError as error:
         return failed(error, options)
 
@@ -170,7 +166,7 @@ class Talk:
         began, first, at_first = time.monotonic(), None, 0
         tokens, pieces, stream = 0, [], None
         try:
-            stream = self.host.submit(self.messages, self.params, adapter=self.adapter)
+            stream = self.host.submit(self._prompt(), self.params, adapter=self.adapter)
             stream.accepted.result()  # a refusal raises here
             opened = opening(self.host, self.params)
             for delta in stream:
@@ -200,6 +196,12 @@ class Talk:
             rate = ReplyCosts(0, tokens, time.monotonic() - began, first, at_first).rate
             speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
             print(f"\x1b[2m{plural(tokens, 'token')}{f', {speed} tok/s' if rate else ''}\x1b[0m")
+
+    def _prompt(self) -> list[dict[str, str]] | str:
+        """As on the screen: without a template it is the concatenated texts."""
+        if self.host.has_template:
+            return self.messages
+        return "".join(each["content"] for each in self.messages)
 
     def _report_end(self, last: Delta, tokens: int) -> None:
         """Report a reply that failed or is not complete."""

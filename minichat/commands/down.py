@@ -8,7 +8,7 @@ import time
 
 from engine.api.errors import EngineError
 from minichat.commands.options import failed
-from minichat.models.present import ask
+from minichat.models.present import WITHIN, ask
 from minichat.models.residents import Resident, home_of
 from minichat.shell.paths import locate
 
@@ -50,8 +50,12 @@ async def _unread(resident: Resident) -> int:
     record = resident.record
     if record is None or record.state != "ready":
         return 0
+    asking = asyncio.ensure_future(ask(resident, "/engine/replies"))
+    if not (await asyncio.wait({asking}, timeout=_SAY_AFTER))[0]:
+        wait = f"waiting up to {WITHIN:g} s for the list of its replies"
+        print(f"minichat: {resident.name} does not answer; {wait}", file=sys.stderr)
     try:
-        replies = (await ask(resident, "/engine/replies"))["replies"]
+        replies = (await asking)["replies"]
     except EngineError:  # it may hang, and must be stopped all the same
         return 0
     return sum(each.get("unread", False) and not each["readers"] for each in replies)

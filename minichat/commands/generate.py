@@ -17,6 +17,7 @@ from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import (
+    completes,
     engine_config,
     failed,
     opening,
@@ -52,13 +53,7 @@ def run(options: argparse.Namespace) -> int:
         text = _prompt(options)
         config = engine_config(options, max_running=max(8, params.beams, params.samples))
         with running(config) as host:
-            raw = options.raw
-            if not raw and not host.has_template:
-                print(
-                    f"minichat: {config.model} has no chat template; completing the text (--raw)",
-                    file=sys.stderr,
-                )
-                raw = True
+            raw = options.raw or completes(host, options)
             answer = _reply if params.n == 1 else _replies
             opened = "" if raw else opening(host, params)
             code = answer(host, _messages(options, text) if not raw else text, params, options, opened)

@@ -164,6 +164,15 @@ def opening(host: "EngineThread", params: SamplingParams) -> str:
     return f"{OPEN}\n" if opens else ""
 
 
+def completes(host: "EngineThread", options: argparse.Namespace) -> bool:
+    """Whether the model has no chat template, so that it completes the text. Say so."""
+    if host.has_template:
+        return False
+    idle = "; --system has no effect" if options.system else ""
+    print(f"minichat: {options.model} has no chat template; completing the text{idle}", file=sys.stderr)
+    return True
+
+
 def picture_file(name: str | None) -> Path | None:
     """The file of --plot, checked before the measurement, which takes minutes."""
     if name is None:

@@ -16,7 +16,7 @@ from minichat.models.residents import Resident
 if TYPE_CHECKING:  # it imports numpy
     from engine.api.snapshot import Snapshot
 
-_WITHIN = 3.0  # seconds for an engine to answer
+WITHIN = 3.0  # seconds for an engine to answer
 _USUAL_TARGET = 1000.0  # milliseconds
 
 
@@ -26,11 +26,11 @@ async def ask(resident: Resident, path: str) -> Any:
 
     link = Link(Address("http://localhost", uds=str(resident.socket)))
     try:
-        async with asyncio.timeout(_WITHIN):
+        async with asyncio.timeout(WITHIN):
             await link.open()
             return await link.ask("GET", path)
     except TimeoutError:
-        raise EngineError(f"no answer within {_WITHIN:g} s") from None
+        raise EngineError(f"no answer within {WITHIN:g} s") from None
     finally:
         await link.close()
 

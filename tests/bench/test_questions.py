@@ -16,6 +16,7 @@ from engine.api.snapshot import RankView
 from engine.start import start
 from minichat.bench.cases import CaseResult, Measurement
 from minichat.bench.harness import Bench
+from minichat.bench.machine import described, machine
 from minichat.bench.questions import latency, memory, quick, throughput
 from minichat.bench.setup import Setup
 from minichat.bench.shapes import SHAPES
@@ -194,7 +195,10 @@ def test_quick_stands_beside_the_docs() -> None:
     ][-1:]
     figure = quick.Figure(**line["figures"][0])
     result = CaseResult(line["case"], line["about"], (figure,))
-    assert " 1 x " in printed("quick", [result])
+    page = printed("quick", [result])
+    assert " 1 x " in page
+    both = described(machine()), described(line["machine"])
+    assert all(each in page for each in both), "processors of one name may have different instructions"
 
 
 def test_names_on_the_command_line_are_those_of_the_questions() -> None:

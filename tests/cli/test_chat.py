@@ -290,13 +290,22 @@ def test_a_line_that_is_not_text_is_reported_and_the_chat_continues(
     assert ended.stdout.startswith(b"step 0")
 
 
-def test_a_model_without_a_template_cannot_chat(run: Run, model: Path) -> None:
-    ran = run("chat", "--model", model)
-    assert (ran.code, ran.out) == (1, "")
-    assert "has no chat template; try minichat generate --raw" in ran.err
+def test_a_model_without_a_template_completes_the_text(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the screen and in `generate`."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the\ncat\n"))
+    words = ("--model", model, "--temperature", 0, "--max-tokens", 4)
+    ran = run("chat", *words, "--system", "be brief")
+    said = f"minichat: {model} has no chat template; completing the text"
+    assert (ran.code, ran.err) == (0, f"{said}; --system has no effect\n")
+    first, second = ran.out.splitlines()
+    assert run("generate", *words, "the") == (0, f"{first}\n", f"{said}\n")
+    assert run("generate", *words, "--raw", f"the{first}cat") == (0, f"{second}\n", "")
 
 
-def test_plain_minichat_is_a_chat(run: Run, model: Path) -> None:
+def test_plain_minichat_is_a_chat(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert run("--model", model) == run("chat", "--model", model)
 
 

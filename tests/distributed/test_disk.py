@@ -9,7 +9,7 @@ import pytest
 
 from engine.api.events import Event, Transferred
 from engine.kv.tiers import disk
-from engine.kv.tiers.shared import name_of_rank
+from engine.kv.tiers.disk_index import DiskIndex, share_of
 from engine.serving.engine import Engine
 from tests.cases import soak
 from tests.distributed.threads import ranked
@@ -51,9 +51,14 @@ def test_a_chat_resumes_in_a_new_engine_if_every_rank_has_its_share(
     with over_disk(llama, tmp_path, **ranks) as (engine, _):
         assert reply(engine, PROMPT) == expected
     names = stored(tmp_path)
-    others = {name_of_rank(1, each) for each in names} & names
+    others = {each + share_of(1) for each in names} & names
     assert others and len(others) * 2 == len(names), "a rank ended before it had written its shares"
+    with closing(DiskIndex(tmp_path / "minichat-kv", 10**8)) as found:
+        assert found.contents().blocks == len(others), "the shares of a block are counted as blocks"
     with over_disk(llama, tmp_path, **ranks) as (engine, loads):
+        (tier,) = engine.snapshot().tiers
+        assert tier.in_use == len(others)
+        assert tier.size == 10**8 // (2 * 8192) or "pp" in ranks, "the shares of two ranks are as large"
         assert reply(engine, second) == alone(llama, second).tokens
         assert [each.error for each in loads] == [""]
     with closing(sqlite3.connect(tmp_path / INDEX)) as index, index:

@@ -77,7 +77,7 @@ class ThirdPartyScheme:
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> int:
         return outputs * inputs * dtype.itemsize
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:

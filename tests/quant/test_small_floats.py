@@ -19,6 +19,7 @@ from engine.models.registry import load_model
 from engine.models.support import support
 from engine.quant.formats import stored
 from engine.quant.fp4 import FEW, Fp4Table
+from engine.quant.fp4 import nbytes as fp4_bytes
 from engine.quant.packing import Packing
 from tests.cases import one_of
 from tests.models.families import reference
@@ -128,11 +129,12 @@ def test_its_size_is_a_byte_per_number_and_the_scales(weights: dict[str, Tensor]
     assert model.source is not None
     own, plain = (nbytes(model, model.source.scheme(name)) for name in ("none", "fp32"))
     numbers = sum(each.weight.numel() for each in made.packed.values())
-    outputs = sum(len(each.weight) for each in made.packed.values())
-    assert plain - own == pytest.approx(4 * numbers - (numbers + numbers // 16 + 4 * outputs), abs=64)
+    cpu = torch.device("cpu")
+    kept = sum(fp4_bytes(*each.weight.shape, 16, cpu) for each in made.packed.values())
+    assert plain - own == pytest.approx(4 * numbers - kept, abs=64)
     product = Fp4Table(stored(Packing("fp4", 16), Fp4()(torch.randn(512, 64), 0).tensors, 64), None)
     kept = sum(each.nbytes for each in product.buffers())
-    assert kept == 512 * 64 + 512 * 64 // 16 + 512 * 4 + 2 * 64 * 8
+    assert kept == 512 * 64 + 512 * 64 // 16 + 512 * 4 + 2 * 64 * 8 == fp4_bytes(512, 64, 16, cpu)
 
 
 def test_a_separate_file_of_modelopt(weights: dict[str, Tensor], tmp_path: Path) -> None:

@@ -175,6 +175,43 @@ def test_steps_without_drafts_are_timed_again() -> None:
     assert prices.wants_plain(1)
 
 
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_the_price_follows_the_load_of_the_machine(speed: float) -> None:
+    """Plain steps are timed rarely, so the newest few count: many would be from minutes before."""
+    prices, steps = Prices(), 0
+
+    def step(seconds: float) -> None:
+        if prices.wants_plain(1):
+            prices.observe_plain(1, seconds)
+        else:
+            prices.observe_drafts("exit", 1, 4, 1.5 * seconds)
+
+    for _ in range(5000):
+        step(0.010)
+    assert prices.of("exit", 1) == pytest.approx(0.125)
+    while steps < 40 or prices.of("exit", 1) != pytest.approx(0.125):  # the first ones are timed the old way
+        step(0.010 / speed)
+        steps += 1
+    assert steps < 300
+
+
+def test_a_baseline_from_before_a_pause_is_timed_again() -> None:
+    now = 0.0
+    prices = Prices(lambda: now)
+    for _ in range(3):
+        prices.observe_plain(1, 0.030)
+    for _ in range(TRIES):
+        prices.observe_drafts("exit", 1, 4, 0.015)
+    now = 3600.0
+    for left in (True, True, False):
+        assert prices.wants_plain(1)
+        prices.observe_plain(1, 0.010)
+        assert prices.wants_plain(1) is left
+    for _ in range(31):
+        prices.observe_drafts("exit", 1, 4, 0.015)
+    assert prices.of("exit", 1) == pytest.approx(0.125)
+
+
 def test_an_outlier_counts_for_little() -> None:
     prices = Prices()
     for seconds in (0.010, 0.011, 0.200, 0.010, 0.009):

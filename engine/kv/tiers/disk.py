@@ -42,10 +42,14 @@ class DiskTier(Tier):
         *,
         waiting: int = 2**28,
         part: int = 2**26,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """`room`: bytes on disk. `block_bytes`: of a block of the cache in its present scheme. `waiting`: the
-        most bytes that wait in memory to be written. `part`: how many a thread loads at a time.
+        """`room`: bytes on disk, for the shares of all ranks. `block_bytes`: of a block of the cache in its
+        present scheme, or of this rank's share. `waiting`: the most bytes that wait in memory to be written.
+        `part`: how many a thread loads at a time.
         """
+        self._rank, self._ranks = rank, ranks
         self.cost, self.problem = MeasuredCost(), ""
         self._folder, self._room, self._block_bytes = folder, room, block_bytes
         self._most_waiting, self._part = min(waiting, room), part
@@ -63,7 +67,8 @@ class DiskTier(Tier):
 
     @property
     def size(self) -> int:
-        return self._room // self._stride
+        """As if the shares of all ranks were as large as this one: those of stages may differ."""
+        return self._room // (self._stride * self._ranks)
 
     @property
     def used(self) -> int:
@@ -144,7 +149,7 @@ class DiskTier(Tier):
         """A sentence if there is not even room for one block."""
         if self.size:
             return ""
-        mb = self._stride / 1e6, self._room / 1e6
+        mb = self._stride * self._ranks / 1e6, self._room / 1e6
         return f"{self._folder}: a block takes {mb[0]:,.1f} MB, and there is room for {mb[1]:,.1f} MB"
 
     def _behind(self, share: float, but: int = 0) -> str:
@@ -249,7 +254,7 @@ class DiskTier(Tier):
     def _look(self, index: DiskIndex) -> None:
         """Notice blocks that other engines, or earlier ones, stored or dropped."""
         if self._generation != (generation := index.generation):
-            self._generation, self._slots = generation, index.slots(self._stride)
+            self._generation, self._slots = generation, index.slots(self._stride, self._rank)
 
     def _write(self, names: Sequence[BlockName], index: DiskIndex) -> None:
         rows = {name: row for name in names if (row := self._waiting.get(name)) is not None}
@@ -280,7 +285,7 @@ class DiskTier(Tier):
         if index.own(names, owner):
             return
         self._refused.update(name for name in names if name not in self._slots)
-        self._slots = index.slots(self._stride)
+        self._slots = index.slots(self._stride, self._rank)
 
     def _forget(self, names: Sequence[BlockName], index: DiskIndex) -> None:
         index.drop(names)

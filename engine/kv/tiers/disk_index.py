@@ -28,6 +28,8 @@ _SEGMENTS = 16  # files that the room is divided into, at least
 _INDEX = 2**20  # bytes that an index and its journal may need at first
 _MANY = 500  # names in one statement
 
+_NAME = 32  # bytes of a block's name; those of shares of ranks above 0 are longer
+
 _SCHEMA = (
     "CREATE TABLE segments (id INTEGER PRIMARY KEY AUTOINCREMENT, stride INTEGER NOT NULL,"
     " slots INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0)",
@@ -63,6 +65,11 @@ class Contents(NamedTuple):
     oldest: float  # when the block that is dropped next was last used, in seconds since 1970; 0: no block
 
 
+def share_of(rank: int) -> bytes:
+    """What the name of a rank's share of a block has in addition."""
+    return b" of rank %d" % rank if rank else b""
+
+
 class DiskIndex:
     """One connection. Use it from one thread at a time."""
 
@@ -91,17 +98,18 @@ class DiskIndex:
     def path(self, file: int) -> Path:
         return self.folder / f"{file}.kv"
 
-    def slots(self, stride: int) -> dict[bytes, DiskSlot]:
-        """All blocks in slots of `stride` bytes."""
+    def slots(self, stride: int, rank: int = 0) -> dict[bytes, DiskSlot]:
+        """All blocks, or shares of this rank, in slots of `stride` bytes."""
         rows = self._db.execute(
-            "SELECT name, segment, slot, sum FROM blocks JOIN segments ON segment = id WHERE stride = ?",
-            (stride,),
+            "SELECT name, segment, slot, sum FROM blocks JOIN segments ON segment = id WHERE stride = ?"
+            f" AND substr(name, {_NAME + 1}) = ?",
+            (stride, share_of(rank)),
         )
         return {name: DiskSlot(file, slot * stride, digest) for name, file, slot, digest in rows}
 
     def contents(self) -> Contents:
         one = self._db.execute(
-            "SELECT (SELECT count(*) FROM blocks),"
+            f"SELECT (SELECT count(*) FROM blocks WHERE length(name) <= {_NAME}),"
             " (SELECT count(DISTINCT chat) FROM owners JOIN blocks USING (name)),"
             " (SELECT min(used_at) FROM blocks)"
         ).fetchone()

@@ -1,8 +1,8 @@
 """A tier whose store other ranks use, too. Each rank keeps its share of a block under a name of its own."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 
+from engine.kv.tiers.disk_index import share_of
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Tier, Transfer
 
 
@@ -47,8 +47,4 @@ class SharedTier(Tier):
         self._tier.close()
 
     def _mine(self, names: Sequence[BlockName]) -> tuple[BlockName, ...]:
-        return tuple(name_of_rank(self._rank, name) for name in names)
-
-
-def name_of_rank(rank: int, name: BlockName) -> BlockName:
-    return sha256(b"rank %d:" % rank + name).digest()
+        return tuple(name + share_of(self._rank) for name in names)

@@ -152,7 +152,7 @@ class BridgedProducts:
         """The approximate size of all weights under a scheme."""
         places = [(place, scheme) for places in self.layers for place in places]
         places += [] if self._head is None else [(self._head, self.of_head(scheme))]
-        return self._rest + sum(each.nbytes(*place.shape, self.dtype) for place, each in places)
+        return self._rest + sum(each.nbytes(*place.shape, self.dtype, self.device) for place, each in places)
 
     @torch.no_grad()
     def replace(self, part: int, scheme: Scheme) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from engine.serving.engine import Engine
 from minichat.bench.cases import Case, CaseResult
 from minichat.bench.harness import Bench, Figure
-from minichat.bench.machine import machine
+from minichat.bench.machine import described, machine
 from minichat.bench.questions.memory import note_memory
 from minichat.bench.record import CaseFile
 from minichat.bench.report import digits, shown
@@ -135,7 +135,7 @@ def page(results: Sequence[CaseResult]) -> Group:
         for figure in result.named:
             found.add_row(figure.name, *shown(figure), *_beside(figure, result, reference))
     here = machine()
-    title = f"{here['gpu'] or here['cpu']}, {here['cores']} cores, load {here['load']}"
+    title = f"{described(here)}, load {here['load']}"
     problems = [f" {escape(each.case)}: {escape(each.why_not)}" for each in results if each.why_not]
     return Group(
         f"\n {title}", found, *problems, f" The docs' figures: docs/results.md, from {REFERENCE.name}."
@@ -155,5 +155,4 @@ def _beside(figure: Figure, result: CaseResult, reference: CaseFile) -> tuple[st
 
 def _where(line: dict[str, Any]) -> str:
     where = line["machine"]
-    name = where["gpu"] or f"{where['cpu']}, {where['cores']} cores"
-    return f"{name}, load {where['load']}, {line['when'][:10]}"
+    return f"{described(where)}, load {where['load']}, {line['when'][:10]}"

@@ -184,7 +184,10 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             each.marks = marks
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
-        self.remove_class("-unloaded")
+        self.set_class(not snapshot.runs, "-unloaded")
+        if not snapshot.runs:  # an engine that has ended has no memory, and converts nothing
+            self._clear()
+            return
         self.scheme.rows = figures.scheme(snapshot)
         self.memory.rows = figures.memory(snapshot.memory)
         self.room.rows = figures.room(snapshot)
@@ -198,6 +201,16 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         if changing or snapshot.quantization == self._expected:
             self._expected = ""
         self._snapshot = snapshot
+        self._show_change()
+
+    def _clear(self) -> None:
+        self._snapshot, self._expected = None, ""
+        for each in (self.scheme, self.memory, self.room):
+            each.rows = ()
+        for listed in (self.schemes, self.forms):
+            listed.see((), {}, "", self._marks)
+        self.forms.display = self._of_forms.display = False
+        self.preview.update("")
         self._show_change()
 
     def expect(self, scheme: str) -> None:

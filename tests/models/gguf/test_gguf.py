@@ -165,7 +165,7 @@ def test_four_bits_stay_four_bits_and_others_become_plain(four_bits: tuple[Path,
     with torch.inference_mode():
         torch.testing.assert_close(logits(model, ids), theirs(ids[None]).logits[0], atol=1e-4, rtol=1e-4)
     own, whole = model.source.scheme("none"), named("int4-32")
-    sizes = (256, 256, torch.float32)
+    sizes = (256, 256, torch.float32, torch.device("cpu"))
     assert own.nbytes(*sizes) == whole.nbytes(*sizes) * 3 / 4 + 256 * 256, (
         "a quarter is plain: values and down"
     )

@@ -40,6 +40,13 @@ def _kernel(bits: int) -> Callable[[int, int, int, int, int], int]:
     return found
 
 
+def nbytes(bits: int, outputs: int, inputs: int, group: int) -> int:
+    """The size of such a weight."""
+    outputs, inputs = (-(-each // whole) * whole for each, whole in ((outputs, PANEL), (inputs, group)))
+    scales = {4: 4 * inputs // group, 8: 4, 16: 0}[bits]  # of an output
+    return outputs * (inputs * bits // 8 + scales)
+
+
 class _Weight(ctypes.Structure):
     """As in products.c."""
 
