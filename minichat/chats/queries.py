@@ -137,13 +137,13 @@ def check_newest(db: Db, chat_id: int, newest: int) -> None:
 
 
 def insert_message(db: Db, chat_id: int, message: Message) -> int:
-    """Insert a message and return its id."""
+    """Insert a message and return its id: its own, or a new one if it has none."""
     insert = (
         "INSERT INTO messages"
-        " (state, writer, error, stats, params, text, reasoning, chat_id, role, at, attachments)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " (state, writer, error, stats, params, text, reasoning, chat_id, role, at, attachments, id)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    once = (message.role, message.at, packed_attachments(message.attachments))
+    once = (message.role, message.at, packed_attachments(message.attachments), message.id or None)
     return db.execute(insert, (*_changeable(message), chat_id, *once)).lastrowid or 0
 
 

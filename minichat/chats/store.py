@@ -241,6 +241,20 @@ class Store:
 
         return self._database.write(work)
 
+    def replace_end(self, chat_id: int, newest: int, after: int, messages: Sequence[Message]) -> None:
+        """Put back messages that `add_turn` has replaced, in place of all after that id.
+
+        Raise ChatChanged unless `newest` is the chat's last message.
+        """
+
+        def work(db: Db) -> None:
+            queries.check_newest(db, chat_id, newest)
+            db.execute("DELETE FROM messages WHERE chat_id = ? AND id > ?", (chat_id, after))
+            for message in messages:
+                queries.insert_message(db, chat_id, message)
+
+        self._database.write(work)
+
     def check_newest(self, chat_id: int, newest: int) -> None:
         """Raise ChatGone or ChatChanged if `add_turn` would."""
         self._database.read(lambda db: queries.check_newest(db, chat_id, newest))
