@@ -83,16 +83,14 @@ class ChatTabs(Widget):
         return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
 
     def _fitting_facts(self, width: int) -> str:
-        """The facts that fit beside all chats with titles long enough to tell them apart."""
-        needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
+        """The facts that fit beside all chats. Titles shrink first; for one fact, chats give way, too."""
         words = self.facts.split("  ")
+        forms = [f" {'  '.join(words[:count])} " for count in range(len(words), 0, -1)]
+        titled, untitled = self._cells(_LEAST, _LEAST), self._cells(0, _TITLE)
+        tries = [(each, needed) for needed in (titled, untitled) for each in forms] + [(forms[-1], 0)]
         if width >= _WIDE:
-            needed = 0
-        for count in range(len(words), 0, -1):
-            facts = f" {'  '.join(words[:count])} "
-            if len(facts) + max(needed, _TABS) <= width:
-                return facts
-        return ""
+            tries = [(each, 0) for each in forms]
+        return next((facts for facts, needed in tries if len(facts) + max(needed, _TABS) <= width), "")
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with marks if some are left out."""
