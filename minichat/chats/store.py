@@ -59,6 +59,10 @@ class Store:
         self._database.return_now()
         return self.unsaved and any(each.messages for each in self.listing())
 
+    def lost(self) -> dict[str, int]:
+        """How many messages of which chats, by title, are lost if the program ends now."""
+        return self._database.lost() if self.loses() else {}
+
     def close(self) -> None:
         self._database.close()
 
