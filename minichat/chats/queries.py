@@ -55,10 +55,11 @@ def update_chat(db: Db, chat_id: int, changes: dict[str, Any]) -> None:
         raise ChatGone
 
 
-def keep_typed_system(db: Db, chat_id: int, text: str | None) -> None:
+def keep_typed_system(db: Db, chat_id: int, text: str | None, before: str | None) -> None:
     chat_row(db, chat_id)
     if text is None:
-        db.execute("DELETE FROM typed_systems WHERE id = ?", (chat_id,))
+        own = None if before is None else storable(before)
+        db.execute("DELETE FROM typed_systems WHERE id = ? AND text = coalesce(?, text)", (chat_id, own))
     else:
         db.execute("INSERT OR REPLACE INTO typed_systems (id, text) VALUES (?, ?)", (chat_id, storable(text)))
 

@@ -112,9 +112,12 @@ class Store:
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
 
-    def keep_typed_system(self, chat_id: int, text: str | None) -> None:
-        """Keep a system prompt that was typed and not accepted; None: there is none."""
-        self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text))
+    def keep_typed_system(self, chat_id: int, text: str | None, before: str | None = None) -> None:
+        """Keep a system prompt that was typed and not accepted; None: there is none.
+
+        `before`: the one that was kept. If there is none now, another one stays: of another screen.
+        """
+        self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text, before))
 
     def keep_edit(self, chat_id: int, edit: Edit | None) -> None:
         """Keep an edit that was typed and not sent; None: there is none."""
