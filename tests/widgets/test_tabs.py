@@ -55,6 +55,16 @@ async def test_on_a_small_terminal_titles_give_way_first(count: int, kept: str) 
 
 
 @run
+async def test_on_a_very_small_terminal_the_model_gives_way_to_more_chats() -> None:
+    line = ChatTabs()
+    async with staged(line, (40, 1)):  # type: ignore[arg-type]
+        line.facts, line.tabs = "tiny", tabs(12)
+        assert "tiny" not in line.render().plain
+        line.tabs = tabs(1)
+        assert "tiny" in line.render().plain
+
+
+@run
 async def test_on_a_small_terminal_all_chats_are_shown() -> None:
     line = ChatTabs()
     async with staged(line, (80, 1)):  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ _OWN = 24  # characters of the active title if the others are very short
 _LEAST = 5  # title characters if some chats are left out
 _MOST = 40  # title characters if there is room
 _TABS = 32  # cells reserved for the chats
+_SOME = 48  # the same, if some chats are left out
 _WIDE = 120  # columns from which all facts are shown, however many chats are open
 
 
@@ -87,7 +88,7 @@ class ChatTabs(Widget):
         words = self.facts.split("  ")
         forms = [f" {'  '.join(words[:count])} " for count in range(len(words), 0, -1)]
         titled, untitled = self._cells(_LEAST, _LEAST), self._cells(0, _TITLE)
-        tries = [(each, needed) for needed in (titled, untitled) for each in forms] + [(forms[-1], 0)]
+        tries = [(each, needed) for needed in (titled, untitled) for each in forms] + [(forms[-1], _SOME)]
         if width >= _WIDE:
             tries = [(each, 0) for each in forms]
         return next((facts for facts, needed in tries if len(facts) + max(needed, _TABS) <= width), "")
