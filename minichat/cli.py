@@ -11,6 +11,7 @@ from minichat import __version__
 from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_replicas, add_sampling
 from minichat.commands.bench.arguments import add_bench
 from minichat.doing import doing
+from minichat.shell.again import adopt
 from minichat.shell.streams import give_up_output, of_output, settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
@@ -363,6 +364,7 @@ def _no_command(word: str) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return the exit code: 0 success, 1 failure, 2 bad usage."""
     settle()
+    adopt()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         if not words or _is_for_chat(words[0]):

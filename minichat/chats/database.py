@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,16 @@ class Database:
         with self._lock:
             if self._return is not None:
                 self._go_back(self._return)
+
+    def lost(self) -> dict[str, int]:
+        """How many messages that are in memory the file does not have, by the titles of their chats."""
+        with self._lock:
+            memory = self._opened.connection
+            saved = self._return.saved() if self._return is not None else set()
+            query = (
+                "SELECT title, messages.id, text, reasoning FROM messages JOIN chats ON chats.id = chat_id"
+            )
+            return dict(Counter(row[0] for row in memory.execute(query) if tuple(row)[1:] not in saved))
 
     def close(self) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import asdict
 from datetime import datetime
+from json import decoder
 from typing import Any, NoReturn
 
 from engine.api.errors import BadParams
@@ -54,7 +55,7 @@ def to_json(chat: Chat) -> str:
 def from_json(text: str) -> Chat:
     """Parse a chat, without ids. A reply that was streaming at the export becomes a stopped one."""
     try:
-        found = json.loads(text)
+        found = _parsed(text)
         if _HALF.search(text):  # which no text in UTF-8 can have
             found = json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
@@ -74,6 +75,15 @@ def from_json(text: str) -> Chat:
         created_at=_time(found, "created_at", ""),
         adapter=_get(found, "adapter", "", str) if "adapter" in found else "",  # missing in older exports
     )
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value. The parser is the one in Python, so that other threads run during a long text."""
+    parser: Any = json.JSONDecoder()
+    parts: Any = decoder
+    parser.parse_object, parser.parse_array = parts.JSONObject, parts.JSONArray
+    parser.scan_once = parts.scanner.py_make_scanner(parser)
+    return parser.decode(text)
 
 
 def _message(message: Message) -> str:

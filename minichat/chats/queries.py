@@ -9,7 +9,7 @@ from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, ChatLine, Edit, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
-from minichat.chats.search import SearchHit, found_in, snippet
+from minichat.chats.search import SearchHit, found_in, holds, snippet
 
 PAGE = 20  # messages of a chat to load at first
 END = 2**63 - 1  # larger than any id
@@ -55,10 +55,11 @@ def update_chat(db: Db, chat_id: int, changes: dict[str, Any]) -> None:
         raise ChatGone
 
 
-def keep_typed_system(db: Db, chat_id: int, text: str | None) -> None:
+def keep_typed_system(db: Db, chat_id: int, text: str | None, before: str | None) -> None:
     chat_row(db, chat_id)
     if text is None:
-        db.execute("DELETE FROM typed_systems WHERE id = ?", (chat_id,))
+        own = None if before is None else storable(before)
+        db.execute("DELETE FROM typed_systems WHERE id = ? AND text = coalesce(?, text)", (chat_id, own))
     else:
         db.execute("INSERT OR REPLACE INTO typed_systems (id, text) VALUES (?, ?)", (chat_id, storable(text)))
 
@@ -137,13 +138,13 @@ def check_newest(db: Db, chat_id: int, newest: int) -> None:
 
 
 def insert_message(db: Db, chat_id: int, message: Message) -> int:
-    """Insert a message and return its id."""
+    """Insert a message and return its id: its own, or a new one if it has none."""
     insert = (
         "INSERT INTO messages"
-        " (state, writer, error, stats, params, text, reasoning, chat_id, role, at, attachments)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " (state, writer, error, stats, params, text, reasoning, chat_id, role, at, attachments, id)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    once = (message.role, message.at, packed_attachments(message.attachments))
+    once = (message.role, message.at, packed_attachments(message.attachments), message.id or None)
     return db.execute(insert, (*_changeable(message), chat_id, *once)).lastrowid or 0
 
 
@@ -162,28 +163,31 @@ def settle_interrupted(db: Db) -> None:
 
 
 def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
-    """Find titles first, then messages, newest first."""
+    """Find titles first, then messages, newest first: in their texts and in their reasoning."""
     sources = {
-        "title": "SELECT id AS chat, title, closed_at, NULL AS message, '' AS role, created_at AS at,"
-        " title AS text FROM chats",
+        "holds(title, ?1)": "SELECT id, id AS chat, title, closed_at, NULL AS message, '' AS role,"
+        " created_at AS at, title AS text, '' AS reasoning FROM chats",
         # CROSS makes SQLite scan the messages in order, so that it can stop at the limit
-        "text": "SELECT chat_id AS chat, title, closed_at, messages.id AS message, role, at, text"
+        "(holds(text, ?1) OR holds(reasoning, ?1))": "SELECT messages.id, chat_id AS chat, title, closed_at,"
+        " messages.id AS message, role, at, text, reasoning"
         " FROM messages CROSS JOIN chats ON chats.id = chat_id",
     }
     hits: list[SearchHit] = []
-    for column, source in sources.items():
-        holds = " AND ".join([f"holds({column}, ?)"] * len(words))
-        order = "messages.id" if column == "text" else "id"
-        select = f"{source} WHERE {holds} ORDER BY {order} DESC LIMIT ?"
+    for held, source in sources.items():
+        all_held = " AND ".join(held.replace("?1", f"?{place}") for place in range(1, len(words) + 1))
+        select = f"{source} WHERE {all_held} ORDER BY 1 DESC LIMIT ?"
         rows = db.execute(select, (*words, limit - len(hits)))
         hits += [_hit(row, words) for row in rows]
     return hits
 
 
 def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> SearchHit:
-    line, marks = snippet(row["text"], words)
+    text, reasoning = row["text"], row["reasoning"]
+    if reasoning and not all(holds(text, word) for word in words):
+        text = reasoning if all(holds(reasoning, word) for word in words) else f"{text}\n\n{reasoning}"
+    line, marks = snippet(text, words)
     closed = row["closed_at"] is not None
-    found = found_in(row["text"], words)
+    found = found_in(text, words)
     return SearchHit(
         row["chat"], row["title"], closed, row["message"], row["role"], row["at"], line, marks, found
     )

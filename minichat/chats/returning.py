@@ -59,6 +59,14 @@ class Return:
             opened.connection.close()
         return None
 
+    def saved(self) -> set[tuple[int, str, str]]:
+        """The messages in the file: their ids, texts and reasoning. None if it cannot be read any more."""
+        try:
+            return set(self._file.execute("SELECT id, text, reasoning FROM messages"))
+        except sqlite3.DatabaseError as error:
+            log.info("the file cannot be read: %s", error)
+            return set()
+
     def close(self) -> None:
         self._file.close()
 

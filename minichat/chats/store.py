@@ -1,14 +1,15 @@
 """Every chat and message in one SQLite file, which several screens may share.
 
-The store has no threads. Any thread may call it; calls are serialized. All but search and export take a few
-milliseconds at most, so the screen calls them directly. A write waits at most two seconds for another
+The store has no threads. Any thread may call it; calls are serialized. All but search, export and import take
+a few milliseconds at most, so the screen calls them directly. A write waits at most two seconds for another
 process. Messages are written by id, and chats column by column, so that two screens never overwrite each
 other's work. Disk problems are reported in `notices`, and the store keeps working.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from minichat.chats.model import Attachment, Chat, ChatLine, Edit, Message, Repl
 from minichat.chats.queries import PAGE, Db
 from minichat.chats.rows import changes_between, packed_params, storable
 from minichat.chats.search import SearchHit, words_of
+
+_AT_ONCE = 300_000  # characters of an import that are written at once
+_ROW = 300  # characters that are written in the same time as the rest of a row
+_GIVE_WAY = 0.001  # seconds; a lock alone would rarely reach another thread
 
 
 class Store:
@@ -53,6 +58,10 @@ class Store:
         """Whether messages would be lost if the program ended now. If there is room again, they are saved."""
         self._database.return_now()
         return self.unsaved and any(each.messages for each in self.listing())
+
+    def lost(self) -> dict[str, int]:
+        """How many messages of which chats, by title, are lost if the program ends now."""
+        return self._database.lost() if self.loses() else {}
 
     def close(self) -> None:
         self._database.close()
@@ -103,9 +112,12 @@ class Store:
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
 
-    def keep_typed_system(self, chat_id: int, text: str | None) -> None:
-        """Keep a system prompt that was typed and not accepted; None: there is none."""
-        self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text))
+    def keep_typed_system(self, chat_id: int, text: str | None, before: str | None = None) -> None:
+        """Keep a system prompt that was typed and not accepted; None: there is none.
+
+        `before`: the one that was kept. If there is none now, another one stays: of another screen.
+        """
+        self._database.write(lambda db: queries.keep_typed_system(db, chat_id, text, before))
 
     def keep_edit(self, chat_id: int, edit: Edit | None) -> None:
         """Keep an edit that was typed and not sent; None: there is none."""
@@ -241,6 +253,20 @@ class Store:
 
         return self._database.write(work)
 
+    def replace_end(self, chat_id: int, newest: int, after: int, messages: Sequence[Message]) -> None:
+        """Put back messages that `add_turn` has replaced, in place of all after that id.
+
+        Raise ChatChanged unless `newest` is the chat's last message.
+        """
+
+        def work(db: Db) -> None:
+            queries.check_newest(db, chat_id, newest)
+            db.execute("DELETE FROM messages WHERE chat_id = ? AND id > ?", (chat_id, after))
+            for message in messages:
+                queries.insert_message(db, chat_id, message)
+
+        self._database.write(work)
+
     def check_newest(self, chat_id: int, newest: int) -> None:
         """Raise ChatGone or ChatChanged if `add_turn` would."""
         self._database.read(lambda db: queries.check_newest(db, chat_id, newest))
@@ -267,15 +293,48 @@ class Store:
         return to_json(self.chat(chat_id, last=-1))
 
     def import_json(self, text: str) -> Chat:
-        """Import a chat from JSON; errors name the invalid field."""
+        """Import a chat from JSON; errors name the invalid field.
+
+        It may take seconds. Other threads can write meanwhile, and the chat is closed until it is complete.
+        """
         given = from_json(text)
         packed = packed_params(given.params)
+        title = f"{given.title} (import not finished)"
 
-        def work(db: Db) -> Chat:
-            chat_id = queries.insert_chat(db, given.title, given.system, packed, given.created_at)
-            queries.update_chat(db, chat_id, {"adapter": storable(given.adapter)})
-            for message in given.messages:
+        def begin(db: Db) -> int:
+            chat_id = queries.insert_chat(db, title, given.system, packed, given.created_at)
+            columns = {"adapter": storable(given.adapter), "closed_at": given.created_at}
+            queries.update_chat(db, chat_id, columns)
+            return chat_id
+
+        def add(messages: Sequence[Message], db: Db) -> None:
+            queries.chat_row(db, chat_id)
+            for message in messages:
                 queries.insert_message(db, chat_id, message)
+
+        def end(db: Db) -> Chat:
+            queries.update_chat(db, chat_id, {"title": storable(given.title)})
+            queries.reopen(db, chat_id)
             return queries.chat(db, chat_id)
 
-        return self._database.write(work)
+        chat_id = self._database.write(begin)
+        try:
+            for messages in _parts(given.messages):
+                self._database.write(partial(add, messages))
+                time.sleep(_GIVE_WAY)
+            return self._database.write(end)
+        except BaseException:
+            self.delete_chat(chat_id)
+            raise
+
+
+def _parts(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """The messages in parts that are written in milliseconds."""
+    part, size = list[Message](), 0
+    for message in messages:
+        part.append(message)
+        size += len(message.whole) + len(message.reasoning) + _ROW
+        if size > _AT_ONCE:
+            yield part
+            part, size = [], 0
+    yield part

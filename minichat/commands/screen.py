@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.api.errors import EngineError
 from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed, refuse_chances
+from minichat.plural import plural
 from minichat.settings import Loaded, Settings
 from minichat.shell.again import announce, restart, restarted
 from minichat.shell.first import First
@@ -20,6 +22,7 @@ from minichat.shell.streams import draw_on_terminal
 from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
 
 if TYPE_CHECKING:
+    from minichat.chats.store import Store
     from minichat.clients.protocol import Backend
 
 
@@ -96,6 +99,7 @@ def show(
     app.run(mouse=settings.screen.mouse)
     if (code := app.return_code or 0) == RESTART:
         announce()
+    say_lost(store, paths.chats)
     store.close()
     closed = backend.close()
     if code == RESTART:
@@ -103,6 +107,18 @@ def show(
     if not closed:
         os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code
+
+
+def say_lost(store: "Store", file: Path) -> None:
+    """Say which messages are lost: the disk may have filled up only while the screen was closing."""
+    from minichat.ui.transcript.glyphs import one_line
+
+    if lost := store.lost():
+        many = "; ".join(
+            f'{plural(count, "message")} of "{one_line(title) or "new chat"}"'
+            for title, count in lost.items()
+        )
+        print(f"minichat: cannot write {file}. Not saved: {many}", file=sys.stderr)
 
 
 def _keep_log(file: Path) -> None:

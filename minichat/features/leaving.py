@@ -3,6 +3,7 @@
 from textual.widgets import Input, TextArea
 
 from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.ui import sending
 
 RESTART = 64  # the exit code that requests a restart
 _TWICE = 1.0  # seconds within which a second Ctrl+C quits
@@ -49,7 +50,7 @@ class Interrupts:
             await self._context.part(Leaver).leave("program.interrupt", "quit", 0)
             return
         self._until = now + _TWICE
-        if not self._context.chats.active.stop():
+        if not sending.stop(self._context, self._context.chats.active):
             key = self._context.keys.name("program.interrupt").replace("^", "Ctrl+")
             app.notify(f"Press {key} again to quit", timeout=_TWICE)
 

@@ -16,6 +16,7 @@ from engine.api.request import Finish
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import color_index
 from minichat.chats.model import Attachment, Chat, Message, State, own_title, title_from
+from minichat.chats.versions import Versions
 from minichat.clients.protocol import Past, Reply
 from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
@@ -43,6 +44,7 @@ class Conversation:
 
     def __init__(self, chat: Chat, services: "ChatServices[Conversation]") -> None:
         self.chat, self.services, self.reading = chat, services, Reading(chat, services)
+        self.versions = Versions(chat, services.store)
         self.view: ConversationView | None = None
         self.run: RunningReply | None = None
         self.editing = chat.edit.message if chat.edit else None  # the message that the next send replaces
@@ -270,8 +272,8 @@ class Conversation:
         added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)
         chat.title = chat.title if title is None else title
         self.editing = None if self.editing == instead_of else self.editing
+        self.versions.begin(instead_of, asked=bool(said))
         if instead_of is not None:
-            chat.messages = [message for message in chat.messages if message.id < instead_of]
             self.show_messages()
         for message in added:
             self._append(message)
@@ -300,7 +302,9 @@ class Conversation:
             run.parts.opened = run.sent.grammar is None and self.services.backend.opens_thinking
             run.accepted(reply := await begin(run, run.sent))
             self.services.took(self, reply.id)
-            self._catch_up(run, reply, requested)
+            self._update_request(requested)  # the user may have changed them during the submission
+            if run.stopping:
+                self._background.send(self.services.backend.send(Abort((reply.id,))))
             async for batch in reply.batches(self.services.pacer.wait):
                 if ours := run.ours(batch):
                     self._take(run, ours)
@@ -312,12 +316,6 @@ class Conversation:
             finish, error = Finish.FAILED, f"{type(trouble).__name__}: {trouble}"
         finally:
             self._settle(run, finish, error)
-
-    def _catch_up(self, run: RunningReply, reply: Reply, requested: SamplingParams) -> None:
-        """Apply changes the user made while the request was being submitted."""
-        self._update_request(requested)
-        if run.stopping:
-            self._background.send(self.services.backend.send(Abort((reply.id,))))
 
     def _take(self, run: RunningReply, batch: list[Delta]) -> None:
         if run.stale:
@@ -350,8 +348,7 @@ class Conversation:
             self.run = None
             self._save(self._written(run))
             return
-        added = run.parts.flush()
-        if added and self.view is not None:
+        if (added := run.parts.flush()) and self.view is not None:
             self.view.add_text(added, "")
         run.trace_text()
         stats = run.stats(run.last or self.services.clock())
@@ -362,6 +359,8 @@ class Conversation:
         self._save(message)
         if self.view is not None:
             self.view.settle_message(message)
+        if finish is Finish.ABORTED and self.versions.restore():
+            self.show_messages()
         if compared is not None:
             compared.end(self)
         self.services.changed(self)

@@ -40,6 +40,8 @@ class OpenChats:
             each.unread = each.chat.id in unread
         if not self._all:
             self._all.append(Conversation(self._made(), services))
+        self._unread = {each.chat.id: each.unread for each in self._all}  # as remembered here
+        self._shown: list[Conversation] = []
         self._pinned = set(pinned)  # ids; closed chats keep their pins
         self._turned: dict[int, bool] = {}  # those that were pinned or unpinned here and are not saved
         self._pinned_first()
@@ -75,7 +77,8 @@ class OpenChats:
         """The active chat and as many neighbors as fit; the window moves no more than needed."""
         last = max(len(self._all) - room, 0)
         self._first = min(max(self._first, self.index - room + 1), self.index, last)
-        return self._all[self._first : self._first + room]
+        self._shown = self._all[self._first : self._first + room]
+        return self._shown
 
     def of(self, chat_id: int) -> Conversation | None:
         return next((each for each in self._all if each.chat.id == chat_id), None)
@@ -186,12 +189,19 @@ class OpenChats:
         return _awaits(conversation)
 
     def remember(self, file: Path) -> None:
-        """Save the arrangement now, because a killed screen cannot. Pins of other screens stay."""
+        """Save the arrangement now, because a killed screen cannot. Pins and marks of other screens stay."""
         stand, before = [each.chat.id for each in self._all], Remembered.read(file)
         pinned = {each for each in (*before.pinned, *self._turned) if self._turned.get(each, True)}
         self._turned.clear()
-        unread = [each.chat.id for each in self._all if each.unread]
-        before.left(stand, self.active.chat.id, sorted(pinned), unread).write(file)
+        before.left(stand, self.active.chat.id, sorted(pinned), self._still_unread(before)).write(file)
+
+    def _still_unread(self, before: Remembered) -> list[int]:
+        """The chats that no screen has shown since their replies came. A mark may be another screen's."""
+        now = {each.chat.id: each.unread for each in self._all}
+        turned = {id: on for id, on in now.items() if on != self._unread.get(id, False)}
+        turned |= {each.chat.id: False for each in (*self._shown, self.active)}
+        self._unread = now
+        return sorted(id for id in {*before.unread, *turned} if turned.get(id, True))
 
     async def resume(self) -> None:
         """Continue reading replies that earlier screens started, if the engine still has them."""

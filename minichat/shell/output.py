@@ -11,6 +11,7 @@ from textual.drivers import linux_driver
 from textual.drivers._writer_thread import WriterThread
 from textual.drivers.linux_driver import LinuxDriver
 
+from minichat.shell.again import modes_before
 from minichat.shell.streams import let_flow
 
 _SLOW = 0.1  # seconds of one write; a terminal that keeps up takes it at once
@@ -79,6 +80,7 @@ class TerminalDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         setattr(linux_driver, "WriterThread", Output)  # noqa: B010 (it does not allow to configure it)
         super().start_application_mode()
+        self.attrs_before = modes_before() or self.attrs_before
 
     def _sigcont_application(self, *_: object) -> None:
         """Start again. SIGSTOP cannot be caught, so what SIGTSTP ends before the stop is ended now."""

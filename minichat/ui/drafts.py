@@ -68,6 +68,6 @@ class SavedDrafts:
                     store.keep_edit(each.chat.id, edit)
             typed = each.chat.typed_system
             if each not in self._kept_systems or self._kept_systems[each] != typed:
-                self._kept_systems[each] = typed
+                before, self._kept_systems[each] = self._kept_systems.get(each), typed
                 with context.program.reporting_errors():
-                    store.keep_typed_system(each.chat.id, typed)
+                    store.keep_typed_system(each.chat.id, typed, before)

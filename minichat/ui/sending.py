@@ -12,6 +12,8 @@ from minichat.ui.composing import Composing
 from minichat.ui.drafts import keep, unsent
 from minichat.ui.transcript.glyphs import one_line
 
+EARLIER = "Switch to the earlier reply"  # the command
+
 
 async def submit(context: Context, composing: Composing, text: str) -> None:
     """Send a message. If it cannot be sent, show why and leave it in the prompt."""
@@ -83,6 +85,16 @@ def retry(context: Context, message_id: int | None = None) -> None:
                 context.app.notify("There is no finished reply to regenerate", severity="warning")
         except ChatChanged as error:
             _warn_changed(context, [active], error)
+
+
+def stop(context: Context, conversation: Conversation) -> bool:
+    """Stop the running reply. Return False if none is running. A complete one that it replaces comes back."""
+    if not conversation.stop():
+        return False
+    if conversation.versions.complete:
+        way = f". To see the stopped one: {context.keys.name('program.palette')}, {EARLIER}"
+        context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
+    return True
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:

@@ -1,5 +1,7 @@
 import json
+import time
 from dataclasses import asdict, replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.params import Grammar, SamplingParams
-from minichat.chats.errors import BadExport
+from minichat.chats.errors import BadExport, StoreBusy
 from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.rows import plain_params
@@ -187,3 +189,31 @@ def test_markdown_names_the_settings_and_the_adapter() -> None:
         page = to_markdown(Chat(1, "a", "t", params=params, adapter="sql"))
         assert f"\n- decoding: {line}" in page
         assert "\n- adapter: sql\n" in page
+
+
+def test_others_can_write_during_a_long_import(store: Store) -> None:
+    other = store.create_chat("other")
+    messages = [Message(0, "user", "hay " * 2_000) for _ in range(2_000)]
+    importing = Thread(target=store.import_json, args=[to_json(Chat(0, "", "long", messages=messages))])
+    importing.start()
+    while len(store.listing()) == 1:
+        time.sleep(0.001)
+    writes = 0
+    while importing.is_alive():
+        store.change_chat(other.id, draft=f"{writes}")
+        unfinished = [each for each in store.listing() if each.closed_at is not None]
+        assert [each.title for each in unfinished] in ([], ["long (import not finished)"])
+        writes += bool(unfinished)
+    assert writes > 2
+    assert [each.title for each in store.open_chats()] == ["other", "long"]
+    assert len(store.history(store.open_chats()[1].id)) == 2_000
+
+
+def test_an_import_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise StoreBusy("locked")
+
+    monkeypatch.setattr("minichat.chats.queries.insert_message", full)
+    with pytest.raises(StoreBusy):
+        store.import_json(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
+    assert store.listing() == []

@@ -1,6 +1,7 @@
 """Chats that moved to memory, as on a full disk, return to their file."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,29 @@ def test_a_disk_that_stays_full_is_tried_again(store: Store, path: Path, opened:
     holder.close()
     store.close()
     assert len(opened().history(chat.id)) == 1
+
+
+def test_what_is_lost_at_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returning, "_free", lambda folder: 0)
+    chat, other = store.create_chat("before"), store.create_chat("other")
+    store.append(chat.id, "user", "saved")
+    reply = store.append(chat.id, "assistant", "", state="streaming")
+    store.append(other.id, "user", "saved, too")
+    assert store.lost() == {}
+    fill(store)
+    store.update(replace(reply, text="x" * 100_000, state="stopped"))
+    store.append(chat.id, "user", "more")
+    store.append(store.create_chat().id, "user", "new")
+    assert store.lost() == {"before": 2, "": 1}
+    monkeypatch.setattr(returning, "_free", lambda folder: 10**9)
+    assert store.lost() == {}
+
+
+def test_all_is_lost_without_a_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").touch()
+    store = Store(tmp_path / "folder" / "chats.db")
+    chat = store.create_chat("before")
+    assert store.lost() == {}
+    store.append(chat.id, "user", "hello")
+    assert store.lost() == {"before": 1}
+    store.close()

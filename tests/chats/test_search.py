@@ -80,3 +80,15 @@ def test_a_text_with_a_zero_byte_is_searched_to_its_end(store: Store) -> None:
 )
 def test_what_to_look_for_in_the_message(filled: Store, query: str, found: str) -> None:
     assert [hit.found for hit in filled.search(query)] == [found]
+
+
+def test_reasoning_is_searched_too(store: Store) -> None:
+    chat = store.create_chat()
+    store.append(chat.id, "user", "hay")
+    store.append(chat.id, "assistant", "A fine reply", reasoning="Some secret thought")
+    (hit,) = store.search("some SECRET")
+    assert (hit.snippet, hit.found) == ("Some secret thought", "some secret")
+    (hit,) = store.search("thought fine")
+    assert hit.snippet == "A fine reply Some secret thought"
+    assert len(store.search("fine reply")) == 1
+    assert store.search("fine hay") == []

@@ -40,7 +40,32 @@ async def test_model_scheme_and_device_are_kept(width: int, count: int) -> None:
 
 
 @run
-async def test_on_a_small_terminal_the_tabs_are_omitted_first() -> None:
+@pytest.mark.parametrize(
+    ("count", "kept"), [(3, FACTS), (4, FACTS), (5, "pocket"), (6, FACTS), (7, "pocket"), (12, "pocket")]
+)
+async def test_on_a_small_terminal_titles_give_way_first(count: int, kept: str) -> None:
+    line = ChatTabs()
+    async with staged(line, (80, 1)):  # type: ignore[arg-type]
+        line.facts = FACTS
+        line.tabs = tuple(replace(each, unread=each.unread and at < 2) for at, each in enumerate(tabs(count)))
+        text = line.render().plain
+        assert text.endswith(f" {kept} ") and len(text) == 80
+        assert " C  Coun" in text, "the active chat's title is shown"
+        assert count == 12 or all(f" {letter} " in text for letter in "ABCDEFG"[:count])
+
+
+@run
+async def test_on_a_very_small_terminal_the_model_gives_way_to_more_chats() -> None:
+    line = ChatTabs()
+    async with staged(line, (40, 1)):  # type: ignore[arg-type]
+        line.facts, line.tabs = "tiny", tabs(12)
+        assert "tiny" not in line.render().plain
+        line.tabs = tabs(1)
+        assert "tiny" in line.render().plain
+
+
+@run
+async def test_on_a_small_terminal_all_chats_are_shown() -> None:
     line = ChatTabs()
     async with staged(line, (80, 1)):  # type: ignore[arg-type]
         line.facts, line.tabs = FACTS, tabs(5)

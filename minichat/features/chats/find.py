@@ -79,14 +79,8 @@ class FindBar(Horizontal):
             return
         place, total, whole = self._pane.transcript.find_count
         many = f"{total}{'' if whole else '+'}"
-        found = f"{place} of {many}" if place else f"{many} matches" if total else self._nothing()
+        found = f"{place} of {many}" if place else f"{many} matches" if total else "not found"
         self.place.update(found if self.field.value else "")
-
-    def _nothing(self) -> str:
-        """Why there is no match. Reasoning, which may be shown, is not searched."""
-        needle, messages = self.field.value.lower(), self._pane.conversation.messages
-        thought = any(needle in each.reasoning.lower() for each in messages)
-        return "only in reasoning" if thought else "not found"
 
 
 class FindCloser:

@@ -53,10 +53,11 @@ class ChatOverview(Widget, can_focus=True):
 
     @property
     def hints(self) -> Hints:
-        """The keys, for the selected chat."""
+        """The keys, for the selected chat. With one chat there is none to choose or to go to."""
         unpins = self.context.chats.is_pinned(self.chosen)
         labels = {"overview.pin": "unpin"} if unpins else {}
-        return tuple((key, labels.get(key, label)) for key, label in self.HINTS)
+        hints = self.HINTS if len(self.context.chats) > 1 else self.HINTS[2:]
+        return tuple((key, labels.get(key, label)) for key, label in hints)
 
     def watch_at(self) -> None:
         self.post_message(HintsChanged())
@@ -70,6 +71,7 @@ class ChatOverview(Widget, can_focus=True):
 
     def _turned(self) -> None:
         self.at = self.context.chats.index
+        self.post_message(HintsChanged())  # there may be more chats or fewer
         self.refresh()
 
     def render(self) -> Content:

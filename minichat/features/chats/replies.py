@@ -19,21 +19,33 @@ def stop(context: Context) -> None:
     elif (inner := next((each for each in context.leaving if each.opened()), None)) is not None:
         inner.close()
         context.workspace.label()
-    elif not any(left() for left in (panels.close_drawer, panels.show_chat, active.stop)):
+    elif not (panels.close_drawer() or panels.show_chat() or sending.stop(context, active)):
         context.workspace.prompt.focus()
 
 
 def stop_reply(context: Context) -> None:
     if not context.chats.active.streaming:
         context.app.notify("No reply is running in this chat", severity="warning")
-    context.chats.active.stop()
+    sending.stop(context, context.chats.active)
 
 
 def stop_all(context: Context) -> None:
     if not context.chats.streaming:
         context.app.notify("No reply is running", severity="warning")
     for conversation in context.chats.streaming:
-        conversation.stop()
+        sending.stop(context, conversation)
+
+
+def earlier(context: Context) -> None:
+    """Show the version of the last reply before this one."""
+    active = context.chats.active
+    if active.streaming:
+        sending.warn_busy(context, [active])
+    elif active.versions.switch():
+        active.show_messages()
+        context.workspace.label()
+    else:
+        context.app.notify("This chat has no earlier reply to switch to", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
@@ -68,6 +80,13 @@ REPLIES = Feature(
         ScreenCommand("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop", chosen=stop_reply),
         ScreenCommand("reply.stop_all", "Reply", "Stop all replies", stop_all),
         ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", sending.retry, "alt+r", "retry"),
+        ScreenCommand(
+            "reply.earlier",
+            "Reply",
+            sending.EARLIER,
+            earlier,
+            also="back former other restore undo version",
+        ),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         ScreenCommand("reply.copy", "Reply", "Copy the last reply to the clipboard", copy, "alt+y"),
     ),

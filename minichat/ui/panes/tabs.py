@@ -20,6 +20,7 @@ _OWN = 24  # characters of the active title if the others are very short
 _LEAST = 5  # title characters if some chats are left out
 _MOST = 40  # title characters if there is room
 _TABS = 32  # cells reserved for the chats
+_SOME = 48  # the same, if some chats are left out
 _WIDE = 120  # columns from which all facts are shown, however many chats are open
 
 
@@ -83,16 +84,14 @@ class ChatTabs(Widget):
         return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
 
     def _fitting_facts(self, width: int) -> str:
-        """The facts that fit beside all chats with titles long enough to tell them apart."""
-        needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
+        """The facts that fit beside all chats. Titles shrink first; for one fact, chats give way, too."""
         words = self.facts.split("  ")
+        forms = [f" {'  '.join(words[:count])} " for count in range(len(words), 0, -1)]
+        titled, untitled = self._cells(_LEAST, _LEAST), self._cells(0, _TITLE)
+        tries = [(each, needed) for needed in (titled, untitled) for each in forms] + [(forms[-1], _SOME)]
         if width >= _WIDE:
-            needed = 0
-        for count in range(len(words), 0, -1):
-            facts = f" {'  '.join(words[:count])} "
-            if len(facts) + max(needed, _TABS) <= width:
-                return facts
-        return ""
+            tries = [(each, 0) for each in forms]
+        return next((facts for facts, needed in tries if len(facts) + max(needed, _TABS) <= width), "")
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with marks if some are left out."""

@@ -328,7 +328,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def action_toggle_thought(self) -> None:
         if (entry := self._current(lambda each: bool(each.message.reasoning), "reasoning here")) is not None:
-            self._toggle(entry)
+            self._window.fold(entry)
 
     def action_retry(self) -> None:
         if (entry := self._current(lambda each: each.retriable, "failed reply to retry now")) is not None:
@@ -337,17 +337,6 @@ class Transcript(ScrollView, can_focus=True):
     def action_menu(self) -> None:
         if (entry := self._current()) is not None:
             self.post_message(self.MessageMenu(entry.message.id))
-
-    def _toggle(self, entry: Entry) -> None:
-        """Show or hide a message's reasoning without moving its fold line."""
-        entry.open(budget())
-        y = self._view.top(entry) + entry.part_top(EntryPart.FOLD)
-        if self._window.top <= y:
-            self._window.leave()
-        with self._window.not_new(y):
-            entry.toggle()
-            self._view.changed(entry)
-        self._window.stay(self._window.top)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
@@ -368,7 +357,7 @@ class Transcript(ScrollView, can_focus=True):
                 if word := word_at_pointer(self._painter, place, offset.x, whole=event.chain > 2):
                     self._select(word)
             elif place.spot.part == EntryPart.FOLD:
-                self._toggle(place.entry)
+                self._window.fold(place.entry)
             elif (message := click_message(self._painter, place, offset.x)) is not None:
                 self.post_message(message)
 

@@ -9,7 +9,7 @@ from textual.scroll_view import ScrollView
 from textual.timer import Timer
 from textual.widget import Widget
 
-from minichat.ui.transcript.entry import Entry
+from minichat.ui.transcript.entry import Entry, EntryPart
 from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.marks import ends, row_of
 from minichat.ui.transcript.view import Place, View
@@ -107,6 +107,17 @@ class Viewport:
         """Stop following the end."""
         if self.following:
             self.following, self._left_at = False, self._view.total
+
+    def fold(self, entry: Entry) -> None:
+        """Show or hide a message's reasoning without moving its fold line."""
+        entry.open(budget())
+        y = self._view.top(entry) + entry.part_top(EntryPart.FOLD)
+        if self.top <= y:
+            self.leave()
+        with self.not_new(y):
+            entry.toggle()
+            self._view.changed(entry)
+        self.stay(self.top)
 
     def reveal(self, place: Place) -> None:
         """Scroll a line near the middle if it is not in view."""

@@ -346,3 +346,17 @@ async def test_the_monitor_counts_the_blocks_on_disk_again_at_a_focus(bench: Cal
         backend.snapshots_taken = 199
         it.app.on_app_focus()
         await it.until(lambda: "disk 0/9" in it.screen_text())
+
+
+@run
+async def test_a_reply_is_read_once_one_screen_has_shown_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        file = it.app.paths.remembered
+        reply = await it.say("hello")
+        await it.pilot.press("ctrl+n")
+        await it.answered(reply)
+        chat, here = next(iter(it.app.chats)).chat.id, it.app.chats.active.chat.id
+        assert Remembered.read(file).unread == (chat,)
+        Remembered.read(file).left([], 0, [], [here, 99]).write(file)  # shown there, where two others came
+        await it.pilot.press("alt+i")
+        await it.until(lambda: Remembered.read(file).unread == (99,))

@@ -245,3 +245,17 @@ async def test_a_draft_does_not_remove_a_system_prompt_typed_on_another_screen(
         await it.pilot.press("h")
         await it.until(lambda: it.app.store.chat(chat.id).draft == "h")
         assert it.app.store.chat(chat.id).typed_system == "theirs"
+
+
+@run
+async def test_giving_up_a_system_prompt_leaves_one_typed_on_another_screen(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        chat = it.app.chats.active.chat.id
+        await it.pilot.press("alt+s", *"mine", "escape")
+        await it.until(lambda: it.app.store.chat(chat).typed_system == "mine")
+        it.app.store.keep_typed_system(chat, "theirs")
+        await it.pilot.press("alt+s", "ctrl+s")
+        await it.until(lambda: it.app.chats.active.chat.system == "mine")
+        assert it.app.store.chat(chat).typed_system == "theirs"

@@ -168,12 +168,14 @@ async def test_keys_that_arrive_while_the_pane_of_a_new_chat_is_created(bench: C
 
 
 @run
-async def test_it_says_that_a_word_is_only_in_reasoning(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("keys", [["ctrl+f", *"secret"], ["ctrl+o", *"secret thought", "enter"]])
+async def test_a_match_in_reasoning_is_shown(bench: Callable[..., Any], keys: list[str]) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "<think>A Secret thought.</think>Four.")
         assert it.app.chats.active.chat.messages[-1].reasoning == "A Secret thought."
-        await it.pilot.press("ctrl+f", *"secret")
-        await it.until(lambda: find_bar(it).endswith("only in reasoning"))
+        assert "A Secret" not in it.screen_text()
+        await it.pilot.press(*keys)
+        await it.until(lambda: "1 of 1" in it.screen_text() and "A Secret thought." in it.screen_text())
         await it.pilot.press("x")
         await it.until(lambda: find_bar(it).endswith("not found"))
 

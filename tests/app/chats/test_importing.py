@@ -1,5 +1,6 @@
 """An exported chat is imported from its file."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,44 @@ async def test_home_goes_to_the_first_of_many_messages(bench: Callable[..., Any]
         it.main.transcript.focus()
         await it.pilot.press("home")
         await it.until(lambda: "message 0\n" in "\n".join(map(str.rstrip, it.screen_text().splitlines())))
+
+
+class Held:
+    """A store that imports only once it is let go."""
+
+    def __init__(self, it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        work = it.app.store.import_json
+        monkeypatch.setattr(it.app.store, "import_json", lambda text: self.go.wait(60) and work(text))
+
+
+@run
+async def test_the_screen_can_be_used_during_a_long_import(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
+    async with bench() as it:
+        held = Held(it, monkeypatch)
+        await take_in(it, tmp_path / "chat.json")
+        await it.until(lambda: it.notices() == ["Importing chat.json ..."])
+        await it.pilot.press(*"typed")
+        assert it.main.prompt.text == "typed"
+        held.go.set()
+        await it.until(lambda: it.notices()[-1] == "Imported long. ^O goes to it")
+        assert it.main.prompt.text == "typed" and len(it.app.chats) == 1, "who types is not interrupted"
+        await it.pilot.press("ctrl+o", *"hay", "enter")
+        await it.until(lambda: it.texts() == [("user", "hay", "done")])
+
+
+@run
+async def test_who_waits_for_a_long_import_gets_the_chat(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
+    async with bench() as it:
+        held = Held(it, monkeypatch)
+        await take_in(it, tmp_path / "chat.json")
+        await it.until(lambda: it.notices() == ["Importing chat.json ..."])
+        held.go.set()
+        await it.until(lambda: it.texts() == [("user", "hay", "done")])
+        assert it.notices()[-1] == "Imported long"

@@ -229,3 +229,13 @@ async def test_an_unread_reply_is_still_unread_after_a_restart(bench: Callable[.
         await it.until(lambda: not it.app.is_running)
     async with bench() as it:
         assert [state_of(each)[0] for each in it.app.chats] == ["", ""]
+
+
+@run
+async def test_with_one_chat_the_bottom_line_has_no_keys_to_choose_another(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press("alt+g")
+        await it.until(lambda: "p pin" in it.screen_text())
+        assert "choose" not in it.screen_text() and "Enter go" not in it.screen_text()
+        await it.pilot.press("ctrl+n", "alt+g")
+        await it.until(lambda: "Up Down choose  Enter go  p pin" in it.screen_text())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from minichat.chats import returning
+from minichat.commands.screen import say_lost
 from minichat.features.leaving import RESTART
 from tests.app.conftest import Clock, run
 from tests.cases import SIZES
@@ -91,3 +92,21 @@ async def test_leaving_asks_nothing_if_nothing_was_said(bench: Callable[..., Any
         await it.until(lambda: WORDS in it.screen_text())
         await it.pilot.press("ctrl+q")
         await it.until(lambda: it.app.return_code == 0)
+
+
+@run
+async def test_messages_that_are_lost_only_while_leaving_are_named_afterwards(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(returning, "_free", lambda folder: 0)
+    async with bench() as it:
+        reply = await it.say("hello")
+        disk = connection(it.app.store)
+        (pages,) = disk.execute("PRAGMA page_count").fetchone()
+        disk.execute(f"PRAGMA max_page_count = {pages}")
+        reply.say("x" * 100_000)
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+        say_lost(it.app.store, it.app.paths.chats)
+    file = it.app.paths.chats
+    assert capsys.readouterr().err == f'minichat: cannot write {file}. Not saved: 1 message of "hello"\n'

@@ -1,6 +1,7 @@
 """Finding scrolls to a match, shows its number, and wraps around."""
 
 import re
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,11 +59,11 @@ def test_what_is_found_is_counted_on_a_busy_machine() -> None:
     view = View(Canvas(40, UNICODE, lambda look: Style()))
     view.show(MESSAGES, "a")
     find = Find(view, "apple")
-    assert find.start(0, 0)
+    assert find.start(0, (0, 0))
     assert find.count(lambda: True) == (1, 10, True)
     view.show([reply("filler " * 20_000 + "apple", number) for number in range(9)], "a")
     find = Find(view, "apple")
-    assert find.start(4, 0)
+    assert find.start(4, (0, 0))
     _, total, whole = find.count(lambda: True)
     assert total >= 1 and not whole
 
@@ -167,6 +168,71 @@ async def test_in_code_stars_are_no_markup() -> None:
                 assert "".join(marked(reader, "found")) == words * (count - 1)
         for words in "x2", "snake case":
             assert not reader.transcript.find(words), words
+
+
+@scene
+async def test_only_what_is_drawn_is_counted() -> None:
+    for text, words, count in (
+        ("2 * 3 and a*b", "ab", 0),  # stray stars in prose
+        ("a* b", "a b", 0),
+        ("5 * 3 is a \\* b", "a * b", 1),
+        ("**app**le", "**app**le", 0),
+        ("**app**le", "ple", 1),
+        ("` a``b `", "ab", 0),
+        ("` a``b `", "a``b", 1),
+        ("[link](http://abc)", "abc", 0),
+    ):
+        with case((text, words)):
+            async with reading() as reader:
+                reader.transcript.show([reply(text, 1)], "a")
+                await reader.settled()
+                assert reader.transcript.find(words) == bool(count)
+                await reader.settled()
+                assert reader.transcript.find_count == (count, count, True)
+                assert "".join(marked(reader, "current")) == (words if count else "")
+
+
+@scene
+async def test_reasoning_is_searched_and_unfolds_at_a_match() -> None:
+    thought = replace(
+        reply("Four, then a needle.\n\n" + "hay\n\n" * 20, 1), reasoning="hay\n\n" * 9 + "A secret needle"
+    )
+    async with reading((40, 12)) as reader:
+        reader.transcript.show([user("hello", 0), thought, reply("needle " + "hay\n\n" * 20, 2)], "a")
+        await reader.settled()
+        assert reader.transcript.find("SECRET")
+        await reader.settled()
+        assert reader.transcript.find_count == (1, 1, True)
+        assert marked(reader, "current") == ["secret"]
+        await reader.press("home")
+        reader.transcript.find("needle")
+        for place, seen in (
+            (1, "A secret needle"),
+            (2, "Four, then a needle"),
+            (3, "needle hay"),
+            (1, "A secret"),
+        ):
+            assert reader.transcript.find_count == (place, 3, True)
+            await reader.settled()
+            assert seen in reader.drawn() and marked(reader, "current") == ["needle"]
+            assert reader.transcript.find_next()
+
+
+@scene
+async def test_reasoning_is_folded_again_only_when_the_match_is_left() -> None:
+    messages = [replace(reply("Four.", number), reasoning=f"secret {number}") for number in (1, 2)]
+    async with reading((40, 12)) as reader:
+        reader.transcript.show(messages, "a")
+        await reader.settled()
+        reader.transcript.find("secret 1")
+        await reader.settled()
+        assert "secret 1" in reader.drawn()
+        reader.transcript.find("secret 2")
+        await reader.settled()
+        assert "secret 2" in reader.drawn() and "secret 1" not in reader.drawn()
+        reader.transcript.clear_find()
+        await reader.settled()
+        assert "secret 2" in reader.drawn()
 
 
 @given(

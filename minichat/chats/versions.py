@@ -1,0 +1,58 @@
+"""The versions of a reply: what was regenerated is kept, for as long as the chat does not go on."""
+
+from minichat.chats.errors import StoreError
+from minichat.chats.model import Chat, Message
+from minichat.chats.store import Store
+
+
+class Versions:
+    """One version is shown and stored. The others are here, each with the messages that followed it."""
+
+    def __init__(self, chat: Chat, store: Store) -> None:
+        self._chat, self._store = chat, store
+        self._others: list[list[Message]] = []  # the last one was shown before
+        self._after = 0  # the message before them
+
+    @property
+    def complete(self) -> bool:
+        """Whether the one that was shown before is a complete reply."""
+        return bool(self._others) and self._others[-1][0].state == "done"
+
+    def begin(self, instead_of: int | None, *, asked: bool) -> None:
+        """A reply begins, maybe in place of this message and all after it. `asked`: to another message."""
+        before, end = self._split(self._chat.messages, instead_of)
+        after = before[-1].id if before else 0
+        if asked or after != self._after:
+            self._others, self._after = [], after
+        if not asked:
+            self._add(end, len(self._others))
+        self._chat.messages = before
+
+    def switch(self) -> bool:
+        """Show and store the version that was shown before. Return False if there is none."""
+        before, end = self._split(self._chat.messages, self._after + 1)
+        if not self._others or not end or (before[-1].id if before else 0) != self._after:
+            return False
+        earlier = self._others[-1]
+        self._store.replace_end(self._chat.id, end[-1].id, self._after, earlier)
+        self._others.pop()
+        self._add(end, 0)
+        self._chat.messages = [*before, *earlier]
+        return True
+
+    def restore(self) -> bool:
+        """The new reply was stopped: return to a complete one. Return False if there is none."""
+        try:
+            return self.complete and self.switch()
+        except StoreError:  # the stopped one stays
+            return False
+
+    @staticmethod
+    def _split(messages: list[Message], first: int | None) -> tuple[list[Message], list[Message]]:
+        """The messages before this id, and the others."""
+        count = sum(first is None or each.id < first for each in messages)
+        return messages[:count], messages[count:]
+
+    def _add(self, end: list[Message], place: int) -> None:
+        if end and (end[0].text or end[0].reasoning):
+            self._others.insert(place, end)

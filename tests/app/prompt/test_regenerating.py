@@ -1,0 +1,120 @@
+"""What becomes of a reply that is regenerated."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.api.request import Finish
+from tests.app.conftest import run
+
+_GOOD = [("user", "hello", "done"), ("assistant", "a good reply", "done")]
+_KEPT = "Kept the earlier reply. To see the stopped one: ^P, Switch to the earlier reply"
+
+
+async def _regenerate(it: Any, text: str = "") -> Any:
+    asked = len(it.replies)
+    await it.pilot.press("alt+r")
+    await it.until(lambda: len(it.replies) > asked)
+    if text:
+        it.replies[-1].say(text)
+        await it.until(lambda: text in it.screen_text())
+    return it.replies[-1]
+
+
+@run
+async def test_a_stopped_regeneration_brings_the_complete_reply_back(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await _regenerate(it, "a stub")
+        await it.pilot.press("escape")
+        await it.until(lambda: it.texts() == _GOOD)
+        assert "a good reply" in it.screen_text() and "a stub" not in it.screen_text()
+        assert [each.text for each in it.app.store.history(it.app.chats.active.chat.id)] == [
+            "hello",
+            "a good reply",
+        ]
+        await it.until(lambda: it.notices() == [_KEPT])
+        await it.command("reply.earlier")
+        assert it.texts()[-1] == ("assistant", "a stub", "stopped")
+        await it.command("reply.earlier")
+        assert it.texts() == _GOOD
+    async with bench() as it:
+        assert it.texts() == _GOOD
+
+
+@run
+async def test_quitting_brings_it_back_too(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await _regenerate(it)
+        await it.app.end(0)
+    async with bench() as it:
+        assert it.texts() == _GOOD
+
+
+@run
+async def test_it_brings_back_what_followed_the_reply(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await it.answered(await it.say("and now?"), "the end")
+        active = it.app.chats.active
+        before = it.texts()
+        active.retry(active.chat.messages[1].id)
+        await it.until(lambda: len(it.replies) == 3)
+        await it.pilot.press("escape")
+        await it.until(lambda: it.texts() == before)
+
+
+@run
+async def test_the_versions_of_a_reply_take_turns_until_the_chat_goes_on(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.answered(await _regenerate(it), "two")
+        await it.answered(await _regenerate(it), "three")
+        seen = []
+        for _ in range(3):
+            await it.command("reply.earlier")
+            seen.append(it.texts()[-1][1])
+        assert seen == ["two", "one", "three"]
+        await it.command("reply.earlier")
+        await it.answered(await it.say("more"), "fine")
+        assert [text for _, text, _ in it.texts()] == ["hello", "two", "more", "fine"]
+        await it.command("reply.earlier")
+        await it.until(lambda: it.notices()[-1:] == ["This chat has no earlier reply to switch to"])
+        stored = it.app.store.history(it.app.chats.active.chat.id)
+        assert [each.text for each in stored] == ["hello", "two", "more", "fine"]
+
+
+@run
+async def test_a_stopped_reply_is_no_better_than_the_new_one(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        (await it.say("hello")).say("a stub")
+        await it.until(lambda: "a stub" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.app.chats.streaming)
+        await _regenerate(it, "more than that")
+        await it.pilot.press("escape")
+        await it.until(lambda: it.texts()[-1] == ("assistant", "more than that", "stopped"))
+        await it.command("reply.earlier")
+        assert it.texts()[-1][1] == "a stub"
+        assert not it.notices()
+
+
+@run
+async def test_a_failed_regeneration_shows_why_and_leaves_a_way_back(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        (await _regenerate(it)).end(Finish.FAILED, "no room")
+        await it.until(lambda: it.texts()[-1][2] == "failed")
+        await it.command("reply.earlier")
+        assert it.texts() == _GOOD
+
+
+@run
+async def test_a_running_reply_has_to_be_stopped_first(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await _regenerate(it, "new")
+        await it.command("reply.earlier")
+        await it.until(lambda: it.notices() == ["A is still replying. Press Esc to stop"])
+        assert it.texts()[-1][1] == ""
+        await it.answered(it.replies[-1])
