@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from minichat.ui.marks import ASCII
 
 _LETTERS = re.compile(r" \([WPDX][ \d]*\)")
 KEEP = 65  # the exit code that requests to keep the chats
+_INTERRUPTED = (130, -signal.SIGINT)  # exit codes
 KEPT = "MINICHAT_KEPT"  # names the file to which a tour writes how many chats it has kept
 
 
@@ -173,16 +175,20 @@ def start(context: Context) -> None:
             context.app.notify(needs, severity="warning")
             return
         count = int(kept.read() or 0)
-    if code:
+    if code and code not in _INTERRUPTED:
         context.app.notify(f"The tour failed with exit code {code}", severity="error")
     if count:
         context.app.notify(f"Kept {plural(count, 'chat')}. {context.keys.name('chat.jump')} lists them")
 
 
 def _run(words: Sequence[str], kept: str) -> int:
-    """Run the tour. Return its exit code."""
+    """Run the tour. Return its exit code. Ctrl+C while it starts ends it alone."""
     command = [sys.executable, "-m", "minichat", "tour", *words]
-    return subprocess.run(command, env={**os.environ, KEPT: kept}, check=False).returncode
+    usual = signal.signal(signal.SIGINT, lambda number, frame: None)  # ignored, it would be in the tour, too
+    try:
+        return subprocess.run(command, env={**os.environ, KEPT: kept}, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _make(context: Context) -> Tour | None:
