@@ -16,7 +16,7 @@ from textual.content import Content
 from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.monitor import MonitorSide
-from minichat.features.tour.guide import Guide
+from minichat.features.tour.guide import EndedEarlyError, Guide
 from minichat.features.tour.pages import LONG, PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
 from minichat.plural import plural
@@ -99,6 +99,8 @@ class Tour:
                 self._report(place, await page.do(self._guide))
             except EngineError as error:
                 self._report(place, f"This page failed: {error}")
+            except EndedEarlyError:
+                self._report(place, "Its replies ended too early. Press r to play it again.")
 
     def _say(self, sentence: str) -> None:
         """Show a sentence in the middle of a page."""
