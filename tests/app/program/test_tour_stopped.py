@@ -1,13 +1,19 @@
-"""The tour says what happened when the user intervenes in a page."""
+"""The tour says what happened when the user intervenes in a page, or keeps chats that cannot be stored."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.api.events import Admitted, Finished, FirstToken, Forked, Preempted
 from engine.api.snapshot import Switch
+from minichat.chats import opening
+from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend
+from minichat.commands.tour import keep
 from minichat.features.tour import guide
 from minichat.features.tour.pages import PAGES
 from minichat.features.tour.panel import TourPanel
@@ -83,3 +89,40 @@ async def test_a_prefix_cache_that_is_off_is_not_said_to_have_lost_blocks(bench:
         await it.until(lambda: len(it.app.chats.streaming) == 1)
         it.backend.emit(Admitted(0, 0.0, len(it.replies) - 1, 0))
         await it.until(lambda: "the prefix cache is off" in text(it))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Store:
+    """The chats of a tour."""
+    store = Store(tmp_path / "tour.db")
+    store.append(store.create_chat("fox").id, "user", "Tell me a story.")
+    return store
+
+
+def test_chats_that_cannot_be_kept_are_not_said_to_be(
+    told: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home.db").mkdir()
+    assert keep(told, Store(tmp_path / "home.db")) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"minichat: the chats are not kept: Cannot write {tmp_path / 'home.db'}: ")
+
+
+def test_chats_are_not_kept_while_another_program_writes_for_long(
+    told: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "TIMEOUT", 0.05)
+    home = Store(tmp_path / "home.db")
+    with closing(sqlite3.connect(tmp_path / "home.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert keep(told, home) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("minichat: the chats are not kept: ")
+
+
+def test_kept_chats_are_counted(told: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keep(told, Store(tmp_path / "home.db")) == 0
+    assert capsys.readouterr().out == "minichat: 1 chat kept\n"
+    assert [each.title for each in Store(tmp_path / "home.db").open_chats()] == ["fox"]
