@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineError
 from minichat.commands.options import failed
 from minichat.commands.screen import take_terminal
 from minichat.plural import plural
@@ -62,8 +62,7 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
         if code != RESTART or not closed:
             break
     if code == KEEP:
-        say_kept(keep_chats(store, Store(paths.chats)))
-        code = 0
+        code = keep(store, Store(paths.chats))
     store.close()
     return code, closed
 
@@ -83,12 +82,27 @@ def start_of(paths: Paths, terminal: Terminal, loaded: Loaded, *, ascii: bool) -
     )
 
 
+def keep(store: "Store", home: "Store") -> int:
+    """Copy the chats of the tour to the user's own, and say so or why not. Return the exit code."""
+    from minichat.chats.errors import StoreError
+
+    count, why = 0, ""
+    try:
+        count = keep_chats(store, home)
+    except StoreError as error:
+        why = str(error)
+    if why or home.unsaved:
+        return failed(EngineError(f"the chats are not kept: {why or home.notices[-1]}"))
+    home.close()
+    say_kept(count)
+    return 0
+
+
 def keep_chats(store: "Store", home: "Store") -> int:
     """Copy the chats of the tour that have messages to the user's own."""
     used = [each for each in store.open_chats() if each.messages]
     for each in used:
         home.import_json(store.export_json(each.id))
-    home.close()
     return len(used)
 
 

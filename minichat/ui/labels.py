@@ -99,8 +99,13 @@ def facts(shot: Snapshot) -> str:
     return f"{shot.model}  {form}  {shot.device}"
 
 
-def work(running: int) -> str:
-    """How many of this screen's chats get replies. Not "running": a request may still be waiting."""
+def work(running: int, shot: Snapshot | None) -> str:
+    """How many of this screen's chats get replies. Not "running": a request may still be waiting.
+
+    All requests wait while the weights change, perhaps at the wish of another screen.
+    """
+    if shot is not None and (change := shot.change) is not None and not change.over:
+        return f"reverting to {shot.quantization}" if change.error else f"converting to {change.scheme}"
     return f"{running} replying" if running else "ready"
 
 

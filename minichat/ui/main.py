@@ -170,7 +170,7 @@ class MainScreen(FrameScreen[None]):
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved
-        self.keybar.work = labels.work(len(self.chats.streaming))
+        self.keybar.work = labels.work(len(self.chats.streaming), self.engine.latest)
         self._label_keys()
 
     @on(DescendantFocus)
@@ -235,6 +235,7 @@ class MainScreen(FrameScreen[None]):
         for each in self.chats:
             each.reading.context = snapshot.max_context
         self.keybar.lack = self.engine.lack
+        self.keybar.work = labels.work(len(self.chats.streaming), snapshot)
         facts = labels.facts(snapshot)
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from textual.content import Content
 from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.monitor import MonitorSide
-from minichat.features.tour.guide import Guide
+from minichat.features.tour.guide import EndedEarlyError, Guide
 from minichat.features.tour.pages import LONG, PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
 from minichat.plural import plural
@@ -24,6 +25,7 @@ from minichat.ui.marks import ASCII
 
 _LETTERS = re.compile(r" \([WPDX][ \d]*\)")
 KEEP = 65  # the exit code that requests to keep the chats
+_INTERRUPTED = (130, -signal.SIGINT)  # exit codes
 KEPT = "MINICHAT_KEPT"  # names the file to which a tour writes how many chats it has kept
 
 
@@ -97,6 +99,8 @@ class Tour:
                 self._report(place, await page.do(self._guide))
             except EngineError as error:
                 self._report(place, f"This page failed: {error}")
+            except EndedEarlyError:
+                self._report(place, "Its replies ended too early. Press r to play it again.")
 
     def _say(self, sentence: str) -> None:
         """Show a sentence in the middle of a page."""
@@ -173,16 +177,20 @@ def start(context: Context) -> None:
             context.app.notify(needs, severity="warning")
             return
         count = int(kept.read() or 0)
-    if code:
+    if code and code not in _INTERRUPTED:
         context.app.notify(f"The tour failed with exit code {code}", severity="error")
     if count:
         context.app.notify(f"Kept {plural(count, 'chat')}. {context.keys.name('chat.jump')} lists them")
 
 
 def _run(words: Sequence[str], kept: str) -> int:
-    """Run the tour. Return its exit code."""
+    """Run the tour. Return its exit code. Ctrl+C while it starts ends it alone."""
     command = [sys.executable, "-m", "minichat", "tour", *words]
-    return subprocess.run(command, env={**os.environ, KEPT: kept}, check=False).returncode
+    usual = signal.signal(signal.SIGINT, lambda number, frame: None)  # ignored, it would be in the tour, too
+    try:
+        return subprocess.run(command, env={**os.environ, KEPT: kept}, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _make(context: Context) -> Tour | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
@@ -14,8 +15,13 @@ from minichat.features.monitor import MonitorSide
 from minichat.session.conversation import Conversation
 
 _LOOK_EVERY = 0.02  # seconds
+_LATE = 1.0  # seconds without an event after which that of a chat without a running reply cannot come
 _ITSELF = -2  # for events that belong to no request
 Kind = TypeVar("Kind", bound=Event)
+
+
+class EndedEarlyError(Exception):
+    """The replies that a page waits for have ended: perhaps the user has stopped them."""
 
 
 class Guide:
@@ -104,6 +110,12 @@ class Guide:
         return next((each.nbytes for each in shot.schemes if each.name == scheme), 0) if shot else 0
 
     @property
+    def reads_prefixes(self) -> bool:
+        """Whether the prefix cache is on."""
+        shot = self._context.engine.latest
+        return not shot or all(each.on for each in shot.switches if each.name == "prefix_cache")
+
+    @property
     def scheme(self) -> str:
         """The current scheme of the weights."""
         shot = self._context.engine.latest
@@ -127,7 +139,7 @@ class Guide:
     async def wait_for(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
         """Wait for an event of one of these chats' newest requests; an earlier one of this page counts.
 
-        Without a chat: an event that belongs to no request.
+        Without a chat: an event that belongs to no request. Raises EndedEarlyError once it cannot come.
         """
         while True:
             requests = {next(reversed(chat.traces), -1) for chat in of} or {_ITSELF}
@@ -136,7 +148,11 @@ class Guide:
                 if isinstance(event, kind) and request in requests:
                     return event
             self._arrived.clear()
-            await self._arrived.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), _LATE)
+                continue
+            if of and not any(chat.streaming for chat in of):
+                raise EndedEarlyError
 
     def prompt_tokens(self, chat: Conversation) -> int:
         return next(reversed(chat.traces.values())).prompt_tokens

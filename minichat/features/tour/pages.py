@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.api.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
-from minichat.features.tour.guide import Guide
+from minichat.features.tour.guide import EndedEarlyError, Guide
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.ui.monitor.figures import duration
@@ -55,6 +55,8 @@ async def _prefix(guide: Guide) -> str:
     admitted = await guide.wait_for(Admitted, chat)
     guide.glow(chat)
     tokens = guide.prompt_tokens(chat)
+    if not admitted.cached and not guide.reads_prefixes:
+        return f"None of its {tokens} tokens were looked for: the prefix cache is off. Alt+X turns it on."
     if not admitted.cached:
         return f"None of its {tokens} tokens were found: the blocks of chat A have left the cache."
     return (
@@ -71,6 +73,8 @@ async def _fork(guide: Guide) -> str:
     forked = await guide.wait_for(Forked, child)
     guide.glow(child)
     copied = await guide.wait_for((Copied, Finished), parent, child)
+    if isinstance(copied, Finished) and copied.finish == "aborted":
+        raise EndedEarlyError
     if not isinstance(copied, Copied):
         return (
             f"The fork began with {_blocks(forked.blocks)}, all of them full: nothing had to be copied. "

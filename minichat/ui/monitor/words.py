@@ -1,6 +1,7 @@
 """Events as lines of the log."""
 
 from engine.api.events import (
+    AdapterChanged,
     Admitted,
     Copied,
     Died,
@@ -98,6 +99,8 @@ def described(event: Event) -> tuple[str, str]:
             return "switched", f"weights {before} to {scheme} in {duration(seconds)}, {room}"
         case Recached(scheme=scheme, blocks=blocks):
             return "switched", f"cache to {scheme}, {plural(blocks, 'block')}"
+        case AdapterChanged(name=name, loaded=loaded):
+            return "adapter", f"{name} {'loaded' if loaded else 'dropped'}"
         case Finished(finish="failed", tokens=tokens, error=error):
             return "failed", f"after {plural(tokens, 'token')}: {error}"
         case Finished(finish=finish, tokens=tokens):

@@ -90,6 +90,13 @@ class ChatTranscript(Transcript):
             self._dated_at = figures.wall_clock()
             self.refresh()
 
+    def show_taken(self, taken: str) -> None:
+        """Show whether the engine has taken the blocks of the running reply, as `RunningReply.taken`."""
+        if self._view.streaming and (entry := self._last("show_taken")).taken != taken:
+            entry.taken = taken
+            self._view.changed(entry)
+            self._window.arrange(self._view.top(entry))
+
     def action_scroll_home(self) -> None:
         self._read_all()
         super().action_scroll_home()
@@ -193,6 +200,7 @@ class ChatPane(Vertical):
         if (run := self.conversation.run) is not None:
             self._show_figures_in_turn(at_once=run.taken != self._taken)
             self._taken = run.taken
+            self.transcript.show_taken(run.taken)
 
     def _show_figures_in_turn(self, *, at_once: bool = False) -> None:
         if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY or at_once:

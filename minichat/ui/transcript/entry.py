@@ -63,6 +63,7 @@ class Entry:
     newest = False  # a retry of an earlier one would remove what follows; its menu offers that
     body: Document | None = None
     thought: Thought | None = None
+    taken = ""  # "preempted" or "swapped" while the engine has taken the reply's blocks
     _thinking_since: float | None = None
     _thought_for: float | None = None
     _tail = ""
@@ -92,6 +93,8 @@ class Entry:
         """What a running reply does, in a word."""
         if not self.text and not self._tail:
             return "waiting"
+        if self.taken:
+            return self.taken
         if self._searching:
             return "searching"  # long after the text is there, if other hypotheses may be better
         return "thinking" if self._reasoning and not self.text else "writing"

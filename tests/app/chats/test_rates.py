@@ -126,6 +126,26 @@ async def test_a_reply_whose_blocks_were_taken_has_no_rate(bench: Callable[..., 
         await it.until(lambda: not it.app.chats.active.streaming)
 
 
+@run
+async def test_a_chat_alone_says_that_the_blocks_of_its_reply_were_taken(bench: Callable[..., Any]) -> None:
+    """It has no header; "writing" would be wrong for as long as others have the blocks."""
+    async with bench((100, 30)) as it:
+        reply = await it.say("hello")
+        reply.say("one ")
+        await it.until(lambda: "one" in it.screen_text())
+        title = lambda: next(each for each in it.screen_text().splitlines() if "assistant" in each)  # noqa: E731
+        shot = snapshot(running=(reply.id,))
+        taken = shot.requests[0]._replace(phase="preempted", blocks=())
+        it.main.show_snapshot(replace(shot, requests=(taken,)))
+        await it.until(lambda: "preempted" in title())
+        it.main.show_snapshot(shot)
+        await it.until(lambda: "writing" in title())
+        it.main.show_snapshot(replace(shot, requests=(taken,)))
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.until(lambda: "preempted" not in title())
+
+
 def test_a_reply_goes_on_while_one_of_its_rows_has_blocks() -> None:
     reply = RunningReply(Message(1, "assistant", ""), 0.0)
     first, second = snapshot(running=(0, 1)).requests

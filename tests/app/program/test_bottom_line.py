@@ -1,12 +1,14 @@
 """The keys on the bottom line are those of the place with the focus."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.api.events import Evicted
+from engine.api.snapshot import Change
 from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
@@ -209,3 +211,17 @@ async def test_the_key_that_pins_a_chat_unpins_a_pinned_one(bench: Callable[...,
         await it.until(lambda: "p pin" in keys())
         await it.pilot.press("up", "p")
         await it.until(lambda: "p pin" in keys())
+
+
+@run
+async def test_it_says_that_the_weights_are_converted(bench: Callable[..., Any]) -> None:
+    """Another screen may have asked for it; every reply waits."""
+    async with bench((120, 40)) as it:
+        state = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.say("hello")
+        it.main.show_snapshot(replace(snapshot(), change=Change("int8", 3, 8)))
+        await it.until(lambda: state().startswith(" converting to int8  "))
+        it.main.show_snapshot(replace(snapshot(), change=Change("int8", 2, 8, "it was canceled")))
+        await it.until(lambda: state().startswith(" reverting to none  "))
+        it.main.show_snapshot(replace(snapshot(), change=Change("int8", 0, 8, "it was canceled", True)))
+        await it.until(lambda: state().startswith(" 1 replying  "))

@@ -1,5 +1,6 @@
 """The tour: the real engine does what each page describes, and nothing is left behind."""
 
+import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -333,3 +334,24 @@ async def test_the_screen_says_that_the_tour_starts_and_what_it_left(
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
         await it.command("program.tour")
         await it.until(lambda: "The tour failed with exit code 1" in it.notices())
+
+
+@run
+@pytest.mark.parametrize("code", [130, -signal.SIGINT])
+async def test_ctrl_c_while_the_tour_starts_returns_to_the_screen(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The terminal sends it to both programs, as neither has the screen yet."""
+
+    def tour(*_: object, **__: object) -> SimpleNamespace:
+        signal.raise_signal(signal.SIGINT)
+        return SimpleNamespace(returncode=code)
+
+    async with bench() as it:
+        monkeypatch.setattr(it.app, "suspend", lambda: redirect_stdout(StringIO()))
+        monkeypatch.setattr(subprocess, "run", tour)
+        before = signal.getsignal(signal.SIGINT)
+        await it.command("program.tour")
+        assert not (await it.say("hello")).finished
+        assert it.notices() == []
+        assert signal.getsignal(signal.SIGINT) == before

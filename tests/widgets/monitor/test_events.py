@@ -81,6 +81,8 @@ def log() -> EventLog:
             ("failed", "weights to int4: it was canceled; still none"),
         ),
         (events.Recached(1, 0, "int8", 128), ("switched", "cache to int8, 128 blocks")),
+        (events.AdapterChanged(1, 0, "sql", True), ("adapter", "sql loaded")),
+        (events.AdapterChanged(1, 0, "sql", False), ("adapter", "sql dropped")),
         (
             events.PromptRouted(1, 0, 3, 2, 41, 48, 41),
             ("routed", "to replica 2: 41 of 48 blocks are there"),
