@@ -161,23 +161,30 @@ def settle_interrupted(db: Db) -> None:
             db.execute(settle, (GONE, INTERRUPTED, row["id"]))
 
 
-def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
-    """Find titles first, then messages, newest first."""
+def piece_before(db: Db, before: int, most: int) -> int:
+    """The first id of the newest messages before an id; 0 if that is all of them."""
+    older = "SELECT id FROM messages WHERE id < ? ORDER BY id DESC LIMIT 1 OFFSET ?"
+    row = db.execute(older, (before, most - 1)).fetchone()
+    return row["id"] if row else 0
+
+
+def find(
+    db: Db, words: tuple[str, ...], limit: int, messages: tuple[int, int] | None = None
+) -> list[SearchHit]:
+    """Find titles; or in the messages from one id to before another. The newest come first."""
+    first, before = messages or (0, 0)
     sources = {
         "title": "SELECT id AS chat, title, closed_at, NULL AS message, '' AS role, created_at AS at,"
         " title AS text FROM chats",
         # CROSS makes SQLite scan the messages in order, so that it can stop at the limit
         "text": "SELECT chat_id AS chat, title, closed_at, messages.id AS message, role, at, text"
-        " FROM messages CROSS JOIN chats ON chats.id = chat_id",
+        " FROM messages CROSS JOIN chats ON chats.id = chat_id"
+        f" AND messages.id >= {first:d} AND messages.id < {before:d}",
     }
-    hits: list[SearchHit] = []
-    for column, source in sources.items():
-        holds = " AND ".join([f"holds({column}, ?)"] * len(words))
-        order = "messages.id" if column == "text" else "id"
-        select = f"{source} WHERE {holds} ORDER BY {order} DESC LIMIT ?"
-        rows = db.execute(select, (*words, limit - len(hits)))
-        hits += [_hit(row, words) for row in rows]
-    return hits
+    column, order = ("text", "messages.id") if messages else ("title", "id")
+    holds = " AND ".join([f"holds({column}, ?)"] * len(words))
+    select = f"{sources[column]} WHERE {holds} ORDER BY {order} DESC LIMIT ?"
+    return [_hit(row, words) for row in db.execute(select, (*words, limit))]
 
 
 def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> SearchHit:
