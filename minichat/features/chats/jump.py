@@ -26,7 +26,8 @@ from minichat.ui.panes.tabs import cut_title
 from minichat.ui.transcript.glyphs import one_line
 
 _LISTED, _FOUND = 200, 50
-_TITLE = 40  # cells of a title; the note fits beside it
+_TITLE = 40  # cells of a title
+_LINE = 59  # cells of a title and the note beside it, where the list has a scroll bar
 _HIT_TITLE, _HIT_BEFORE = 20, 8  # cells of a title, and letters before the match, which stays visible
 _AT_ONCE, _PAUSE = 0.03, 0.001  # seconds of a search before it goes on between keys, and of each pause
 _DELETE = "chat.delete"
@@ -152,7 +153,7 @@ class JumpScreen(PickScreen[Target]):
     def _choice(
         self, target: Target, letter: str, title: str, note: Content, cells: int = _TITLE
     ) -> Choice[Target]:
-        label = cut_title(title, cells, self._cut)
+        label = cut_title(title, min(cells, max(_LINE - note.cell_length, _HIT_TITLE)), self._cut)
         head = (f" {letter.upper():2} ", "bold")
         return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
 

@@ -92,3 +92,17 @@ async def test_a_search_of_a_long_history_goes_on_while_one_types(
             await it.until(lambda: "Searching ..." not in it.screen_text())
             await it.pilot.press("q")
             await it.until(lambda: "No title or message matches" in it.screen_text())
+
+
+@run
+async def test_the_date_of_a_long_chat_is_shown_beside_a_long_title(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: NOON)
+    monkeypatch.setattr("minichat.features.chats.jump.plural", lambda count, word: f"1,00{count} {word}s")
+    async with bench((80, 24), wall_clock=lambda: NOON - 86_400 * 400) as it:
+        for number in range(20):
+            store = it.app.store
+            store.append(store.create_chat(f"title {number} {'long ' * 90}").id, "user", "hello")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "1,001 messages  2025-10-17" in it.screen_text())
