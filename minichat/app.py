@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
 from textual.binding import BindingsMap
 from textual.dom import DOMNode
@@ -57,7 +58,7 @@ from minichat.ui.snapshot_poller import SnapshotPoller
 from minichat.ui.transcript import glyphs
 from minichat.ui.transcript.glyphs import enterable, one_line
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _EXIT_WITHIN = 2.0  # seconds after a signal
 _FOLLOW_EVERY = 1.0  # seconds between looks at a reply that another screen receives
 _CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
@@ -69,6 +70,7 @@ class MinichatApp(Notices, inherit_bindings=False):
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
     NOTIFICATION_TIMEOUT = 4
+    _ends_on_signal = False
 
     def __init__(
         self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
@@ -160,16 +162,20 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
         self._signal_loop.set_exception_handler(self.error_boundary.handle_from_loop)
-        for number in _SIGNALS:  # asyncio's own handlers would need a loop that is not stuck
-            signal.signal(number, self._end_on_signal)
         if not self.is_headless:
+            for number in _SIGNALS:  # asyncio's own handlers would need a loop that is not stuck
+                signal.signal(number, self._end_on_signal)
             when_gone(lambda: self._end_on_signal(signal.SIGHUP, None))
         self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.lifecycle.load()))
 
-    def on_unmount(self) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+    async def run_async(self, **how: Any) -> object:
+        try:
+            return await super().run_async(**how)
+        finally:  # not before the terminal is as it was: a second signal would leave it half way
+            for number in _SIGNALS:
+                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, usual)
 
     # The engine
 
@@ -368,7 +374,9 @@ class MinichatApp(Notices, inherit_bindings=False):
 
     def _end_on_signal(self, number: int, _frame: object) -> None:
         """Quit as a key would; force an exit soon after, as the terminal may be gone or stalled."""
-        code = 128 + number
+        if self._ends_on_signal:
+            return
+        self._ends_on_signal, code = True, 128 + number
         last_resort = threading.Timer(_EXIT_WITHIN, self._force_exit, (code,))
         last_resort.daemon = True
         last_resort.start()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from shutil import get_terminal_size
 
+from minichat.shell.streams import harmless
+
 ERASE = "\r\x1b[K"
 
 
@@ -25,7 +27,7 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
         if what and shown():
             said = True
             room = get_terminal_size().columns - len(" ...") - 1  # only one line is removed
-            print(f"{ERASE}{what[:room]} ...", end="", file=sys.stderr, flush=True)
+            print(f"{ERASE}{harmless(what[:room], sys.stderr)} ...", end="", file=sys.stderr, flush=True)
 
     say(what)
     try:

@@ -58,7 +58,7 @@ class Notices(App[object]):
         """Remove the notices with this text. The others stay."""
         if self._noticed[0] == message:
             self._noticed = "", 0.0  # the next one repeats nothing that is visible
-        for toast in self.screen_stack[0].query(Toast):
+        for toast in self.screen_stack[0].query(Toast) if self.screen_stack else ():  # none: it is closing
             if toast._notification.message == message:
                 toast._expire()
 

@@ -162,23 +162,34 @@ def settle_interrupted(db: Db) -> None:
             db.execute(settle, (GONE, INTERRUPTED, row["id"]))
 
 
-def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
-    """Find titles first, then messages, newest first: in their texts and in their reasoning."""
-    sources = {
-        "holds(title, ?1)": "SELECT id, id AS chat, title, closed_at, NULL AS message, '' AS role,"
-        " created_at AS at, title AS text, '' AS reasoning FROM chats",
+def piece_before(db: Db, before: int, most: int) -> int:
+    """The first id of the newest messages before an id; 0 if that is all of them."""
+    older = "SELECT id FROM messages WHERE id < ? ORDER BY id DESC LIMIT 1 OFFSET ?"
+    row = db.execute(older, (before, most - 1)).fetchone()
+    return row["id"] if row else 0
+
+
+def find(
+    db: Db, words: tuple[str, ...], limit: int, messages: tuple[int, int] | None = None
+) -> list[SearchHit]:
+    """Find titles; or in the messages from one id to before another, reasoning too. The newest come first."""
+    if messages is None:
+        held, source = (
+            "holds(title, ?1)",
+            "SELECT id, id AS chat, title, closed_at, NULL AS message, '' AS role,"
+            " created_at AS at, title AS text, '' AS reasoning FROM chats",
+        )
+    else:
         # CROSS makes SQLite scan the messages in order, so that it can stop at the limit
-        "(holds(text, ?1) OR holds(reasoning, ?1))": "SELECT messages.id, chat_id AS chat, title, closed_at,"
-        " messages.id AS message, role, at, text, reasoning"
-        " FROM messages CROSS JOIN chats ON chats.id = chat_id",
-    }
-    hits: list[SearchHit] = []
-    for held, source in sources.items():
-        all_held = " AND ".join(held.replace("?1", f"?{place}") for place in range(1, len(words) + 1))
-        select = f"{source} WHERE {all_held} ORDER BY 1 DESC LIMIT ?"
-        rows = db.execute(select, (*words, limit - len(hits)))
-        hits += [_hit(row, words) for row in rows]
-    return hits
+        held, source = (
+            "(holds(text, ?1) OR holds(reasoning, ?1))",
+            "SELECT messages.id, chat_id AS chat, title, closed_at, messages.id AS message, role, at, text,"
+            " reasoning FROM messages CROSS JOIN chats ON chats.id = chat_id"
+            f" AND messages.id >= {messages[0]:d} AND messages.id < {messages[1]:d}",
+        )
+    all_held = " AND ".join(held.replace("?1", f"?{place}") for place in range(1, len(words) + 1))
+    rows = db.execute(f"{source} WHERE {all_held} ORDER BY 1 DESC LIMIT ?", (*words, limit))
+    return [_hit(row, words) for row in rows]
 
 
 def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> SearchHit:

@@ -1,9 +1,9 @@
 """Every chat and message in one SQLite file, which several screens may share.
 
-The store has no threads. Any thread may call it; calls are serialized. All but search, export and import take
-a few milliseconds at most, so the screen calls them directly. A write waits at most two seconds for another
-process. Messages are written by id, and chats column by column, so that two screens never overwrite each
-other's work. Disk problems are reported in `notices`, and the store keeps working.
+The store has no threads. Any thread may call it; calls are serialized. All but `search`, export and import
+take a few milliseconds at most, so the screen calls them directly. A write waits at most two seconds for
+another process. Messages are written by id, and chats column by column, so that two screens never overwrite
+each other's work. Disk problems are reported in `notices`, and the store keeps working.
 """
 
 import time
@@ -26,6 +26,7 @@ from minichat.chats.search import SearchHit, words_of
 _AT_ONCE = 300_000  # characters of an import that are written at once
 _ROW = 300  # characters that are written in the same time as the rest of a row
 _GIVE_WAY = 0.001  # seconds; a lock alone would rarely reach another thread
+_PIECE = 200  # messages that are searched at a time
 
 
 class Store:
@@ -283,8 +284,18 @@ class Store:
 
     def search(self, query: str, limit: int = 50) -> list[SearchHit]:
         """Titles, then messages, newest first, that contain every word of the query."""
-        words = words_of(query)
-        return self._database.read(lambda db: queries.find(db, words, limit)) if words else []
+        *_, hits = [], *self.searching(query, limit)
+        return hits
+
+    def searching(self, query: str, limit: int = 50) -> Iterator[list[SearchHit]]:
+        """The same in pieces that take a few milliseconds each: what was found so far."""
+        if not (words := words_of(query)):
+            return
+        yield (hits := self._database.read(lambda db: queries.find(db, words, limit)))
+        before = queries.END
+        while before and len(hits) < limit:
+            found, before = self._database.read(partial(_piece, words, limit - len(hits), before))
+            yield (hits := [*hits, *found])
 
     def export_markdown(self, chat_id: int) -> str:
         return to_markdown(self.chat(chat_id, last=-1))
@@ -338,3 +349,9 @@ def _parts(messages: Iterable[Message]) -> Iterator[list[Message]]:
             yield part
             part, size = [], 0
     yield part
+
+
+def _piece(words: tuple[str, ...], limit: int, before: int, db: Db) -> tuple[list[SearchHit], int]:
+    """What the newest messages before an id have, and the first of their ids."""
+    first = queries.piece_before(db, before, _PIECE)
+    return queries.find(db, words, limit, (first, before)), first

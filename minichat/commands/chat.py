@@ -29,6 +29,7 @@ from minichat.commands.options import (
 from minichat.completions.tab_names import complete_names
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
+from minichat.shell.streams import harmless
 
 SET = """\
 /set NAME VALUE change how replies are sampled: temperature 0.5, stop ["A"] ...
@@ -176,7 +177,7 @@ class Talk:
                 if delta.text:
                     pieces.append(opened + delta.text)
                     opened = ""
-                    print(pieces[-1], end="", flush=True)
+                    print(harmless(pieces[-1]), end="", flush=True)
         except EngineError as error:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1

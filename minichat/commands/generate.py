@@ -29,6 +29,7 @@ from minichat.commands.options import (
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned
+from minichat.shell.streams import harmless
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
@@ -185,7 +186,7 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
             pieces.append(opened + delta.text)
             opened = ""
             if not as_json:
-                sys.stdout.write(pieces[-1])
+                sys.stdout.write(harmless(pieces[-1]))
                 sys.stdout.flush()
     ended = time.monotonic()
     if as_json:
@@ -254,7 +255,7 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
     for number, (reply, text) in enumerate(zip(replies, texts, strict=True), 1):
         score = "" if reply.score is None else f" {reply.score:.3f}"
         if not options.json:
-            print(f"[{number}]{score}\n{text}" + "\n" * (number < len(replies)))
+            print(f"[{number}]{score}\n{harmless(text)}" + "\n" * (number < len(replies)))
         cut = _report_cut(
             host, f"reply {number}", reply.finish, reply.text, len(reply.tokens), params, options.json
         )

@@ -18,6 +18,7 @@ from minichat.doing import ERASE, doing, shown
 from minichat.shell.disk_room import disk_room
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import locate
+from minichat.shell.streams import harmless
 
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
@@ -195,7 +196,7 @@ def failed(error: EngineError, options: argparse.Namespace | None = None) -> int
         text = f"--{field[0].replace('_', '-')}{text[field.end() :]}"
     elif isinstance(error, RequestTooLong) and options is not None:
         text = _LIMIT.sub(lambda found: f"{found[1]} --{found[2].replace('_', '-')}", text)
-    print(f"minichat: {text}", file=sys.stderr)
+    print(f"minichat: {harmless(text, sys.stderr)}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
 
 

@@ -83,7 +83,8 @@ def _cells(line: ProcessRow) -> tuple[str, ...]:
 
 
 def uptime(seconds: float) -> str:
-    """The duration in at most two units."""
+    """The duration in at most two units. It would be negative if the clock was set back since the start."""
+    seconds = max(seconds, 0.0)
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:
         return f"{days}d {hours % 24}h"

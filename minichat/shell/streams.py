@@ -8,6 +8,12 @@ import termios
 from contextlib import suppress
 from typing import IO
 
+# What is shown instead of a character that a terminal would obey.
+SHOWN: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
+SHOWN |= {0x7F: "␡", 0x2028: "␤", 0x2029: "␤"}
+SHOWN |= dict.fromkeys((*range(128, 160), *range(55296, 57344), *range(917504, 917632)), "�")
+# Bidirectional controls: a terminal that follows them would show other text.
+SHOWN |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "�")
 _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
@@ -28,6 +34,13 @@ def settle() -> None:
             setattr(sys, f"__{name}__", nowhere)  # used by the screen
     _replace_errors(sys.stdin, "surrogateescape")
     _replace_errors(sys.stdout, "backslashreplace")
+
+
+def harmless(text: str, file: IO[str] | None = None) -> str:
+    """Text that others wrote, such as a model, for standard output: a terminal obeys nothing in it."""
+    if not (file or sys.stdout).isatty():
+        return text
+    return text.replace("\r\n", "\n").translate(SHOWN)
 
 
 def let_flow(file: IO[str]) -> None:

@@ -23,6 +23,20 @@ from minichat.shell.output import TerminalDriver
 
 Result = TypeVar("Result")
 
+# Characters that a terminal obeys instead of showing. They take no cell: without them nothing moves.
+_OBEYED = dict.fromkeys((*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+
+
+def _without_controls(text: str) -> str:
+    """The text as it is written: names that come from an engine or a file may hold anything."""
+    return text if text.isprintable() else text.translate(_OBEYED)
+
+
+def _harmless(strip: Strip) -> Strip:
+    if strip.text.isprintable():
+        return strip
+    return Strip([each._replace(text=_without_controls(each.text)) for each in strip], strip.cell_length)
+
 
 class Piece(NamedTuple):
     """Adjacent cells of a line that show one widget."""
@@ -81,7 +95,9 @@ class Frames(Compositor):
 
     def render_full_update(self, simplify: bool = False) -> LayoutUpdate:
         self._sent.clear()
-        return super().render_full_update(simplify)
+        update = super().render_full_update(simplify)
+        update.strips = [[_harmless(strip) for strip in line] for line in update.strips]
+        return update
 
     def render_partial_update(self) -> Frame | None:  # type: ignore[override]
         if self.layers_visible is not self._placed:
@@ -220,7 +236,8 @@ def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
             ):
                 last = min(last, before.pad - at)  # the terminal is blank from there on
             if first < last:
-                pen.write(y, x + at + first, segment.text[first:last], segment.style, width - first)
+                text = _without_controls(segment.text[first:last])
+                pen.write(y, x + at + first, text, segment.style, width - first)
         at += width
     return Sent(strip, now, pad, segments[-1].style if segments else None)
 

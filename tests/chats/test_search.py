@@ -92,3 +92,17 @@ def test_reasoning_is_searched_too(store: Store) -> None:
     assert hit.snippet == "A fine reply Some secret thought"
     assert len(store.search("fine reply")) == 1
     assert store.search("fine hay") == []
+
+
+def test_a_long_history_is_searched_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a screen stays usable meanwhile."""
+    monkeypatch.setattr("minichat.chats.store._PIECE", 3)
+    chat = store.create_chat("apple")
+    for number in range(10):
+        store.append(chat.id, "user", f"apple {number}" if number % 4 == 0 else "pear")
+    pieces = [[hit.snippet for hit in hits] for hits in store.searching("apple")]
+    assert pieces[0] == ["apple"]
+    assert pieces[-1] == ["apple", "apple 8", "apple 4", "apple 0"]
+    assert len(pieces) == 5
+    assert [len(hits) for hits in store.searching("apple", limit=1)] == [1]
+    assert [len(hits) for hits in store.searching("apple", limit=2)][-1] == 2

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from minichat.commands.options import show_progress
+from engine.api.errors import EngineError
+from minichat.commands.options import failed, show_progress
 from minichat.doing import doing
 from minichat.shell.streams import settle
 from tests.cases import soak
 from tests.cli.conftest import Run
+from tests.runner.letters import byte_tokenizer
 
 
 def output(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
@@ -163,3 +165,39 @@ def test_nothing_is_shown_meanwhile_where_it_could_not_be_removed(
     with doing("loading") as say:
         say("more")
     assert capsys.readouterr().err == ""
+
+
+# What a model or another program wrote
+
+
+@pytest.mark.parametrize("words", ["generate", "generate --n 2"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_the_control_characters_of_a_reply_and_obeys_none(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch, words: str, terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    ran = run(*words.split(), "--model", chat_model, "--regex", r"\x1b\[2J\x07red", "hi")
+    shown = "\u241b[2J\u2407red" if terminal else "\x1b[2J\x07red"
+    assert ran.code == 0 and shown in ran.out
+    assert terminal == ("\x1b[2J" not in ran.out)
+
+
+def test_a_chat_on_a_terminal_obeys_nothing_in_a_reply(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (escape,) = byte_tokenizer().encode("\x1b").ids
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set allowed_token_ids [{escape}]\nhi\n"))
+    ran = run("chat", "--plain", "--model", chat_model, "--max-tokens", 2)
+    assert ran.code == 0 and "\u241b\u241b" in ran.out and "\x1b\x1b" not in ran.out
+
+
+def test_a_terminal_obeys_nothing_in_an_error_or_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    failed(EngineError("it said a\x1b[2J"))
+    with doing("loading b\x1b[2J"):
+        pass
+    words = capsys.readouterr().err
+    assert "a\u241b[2J" in words and "b\u241b[2J" in words and "\x1b[2J" not in words

@@ -70,7 +70,7 @@ async def engine(request: Request) -> dict[str, Any]:
         "replicas": [each._asdict() for each in shot.replicas],
         "in_flight": state.gate.in_flight,
         "in_flight_most": state.gate.most,
-        "uptime": time.time() - state.started,
+        "uptime": max(0.0, time.time() - state.started),  # the clock may have been set back
     }
 
 

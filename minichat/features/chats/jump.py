@@ -3,7 +3,9 @@
 A message that was found is shown with the match marked, in the bar of Ctrl+F.
 """
 
+import asyncio
 import time
+from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
@@ -24,8 +26,10 @@ from minichat.ui.panes.tabs import cut_title
 from minichat.ui.transcript.glyphs import one_line
 
 _LISTED, _FOUND = 200, 50
-_TITLE = 40  # cells of a title; the note fits beside it
+_TITLE = 40  # cells of a title
+_LINE = 59  # cells of a title and the note beside it, where the list has a scroll bar
 _HIT_TITLE, _HIT_BEFORE = 20, 8  # cells of a title, and letters before the match, which stays visible
+_AT_ONCE, _PAUSE = 0.03, 0.001  # seconds of a search before it goes on between keys, and of each pause
 _DELETE = "chat.delete"
 
 
@@ -47,6 +51,7 @@ class JumpScreen(PickScreen[Target]):
         self.context, self._store = context, context.chats.services.store
         self._cut = (ASCII if context.program.start.ascii else UNICODE).ellipsis
         self._dated_at = figures.wall_clock()
+        self._searching = self._goes = False  # whether a search still runs; whether Enter waits for its end
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)
@@ -71,27 +76,64 @@ class JumpScreen(PickScreen[Target]):
             chat = self._store.chat(chosen.value.chat)
             ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
 
+    def on_input_submitted(self) -> None:
+        """Go to the chosen one; if none is found yet, to the first one, once there is one."""
+        if self._searching and not self._choices:
+            self._goes = True
+        else:
+            super().on_input_submitted()
+
     def _fitting(self, query: str) -> list[Choice[Target]]:
+        self.workers.cancel_node(self)  # an earlier search
+        self._searching = self._goes = False
         self.say("")
         if query.strip():
-            hits = self._store.search(query, _FOUND)
-            if not hits:
-                self.say("No title or message matches")
-            elif len(hits) == _FOUND:
-                self.say(f"These are the newest {_FOUND}. Type more to find others")
-            return [
-                self._choice(
-                    Target(hit.chat, hit.message, hit.found),
-                    self._letter(hit.chat),
-                    hit.title,
-                    *self._excerpt(hit),
-                )
-                for hit in hits
-            ]
+            pieces, until = self._store.searching(query, _FOUND), time.monotonic() + _AT_ONCE
+            hits: list[SearchHit] = []
+            for hits in pieces:
+                if time.monotonic() > until:
+                    self._searching = True
+                    self.run_worker(self._go_on(pieces, hits))
+                    self.say("Searching ...")
+                    break
+            else:
+                self._say_how_many(hits)
+            return self._choices_of(hits)
         lines = sorted(self._store.listing(_LISTED), key=lambda each: each.closed_at is not None)
         if len(lines) == _LISTED:
             self.say(f"These are the newest {_LISTED}. Type to find others")
         return [self._choice(Target(each.id), each.letter, each.title, _note(each)) for each in lines]
+
+    async def _go_on(self, pieces: Iterator[list[SearchHit]], hits: list[SearchHit]) -> None:
+        """Search the rest of a long history between the keys."""
+        options = self.query_one(OptionList)
+        for found in pieces:
+            if len(found) > len(hits):  # further ones, below those
+                hits, chosen = found, options.highlighted
+                self._offer(self._choices_of(hits))
+                options.highlighted = chosen or 0
+            if self._goes and hits:
+                break
+            await asyncio.sleep(_PAUSE)
+        self._searching = False
+        self._say_how_many(hits)
+        if self._goes:
+            super().on_input_submitted()
+
+    def _say_how_many(self, hits: list[SearchHit]) -> None:
+        more = f"These are the newest {_FOUND}. Type more to find others" if len(hits) == _FOUND else ""
+        self.say(more if hits else "No title or message matches")
+
+    def _choices_of(self, hits: list[SearchHit]) -> list[Choice[Target]]:
+        return [
+            self._choice(
+                Target(hit.chat, hit.message, hit.found),
+                self._letter(hit.chat),
+                hit.title,
+                *self._excerpt(hit),
+            )
+            for hit in hits
+        ]
 
     def _letter(self, chat_id: int) -> str:
         """The letter of an open chat."""
@@ -111,7 +153,7 @@ class JumpScreen(PickScreen[Target]):
     def _choice(
         self, target: Target, letter: str, title: str, note: Content, cells: int = _TITLE
     ) -> Choice[Target]:
-        label = cut_title(title, cells, self._cut)
+        label = cut_title(title, min(cells, max(_LINE - note.cell_length, _HIT_TITLE)), self._cut)
         head = (f" {letter.upper():2} ", "bold")
         return Choice(Content.assemble(head, " ", label, "  ", note.stylize_before("$text-muted")), target)
 

@@ -31,6 +31,7 @@ from minichat.session.decoding import (
 from minichat.session.strategies import Strategies, name_of
 from minichat.settings.presets import DEFAULT, OWN
 from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.monitor.shades import mixes
 from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _LABEL = 13  # cells
@@ -180,7 +181,7 @@ class Knobs(Widget, can_focus=True):
         if not here:
             return line
         whole = line.pad_right(max(0, self.size.width - line.cell_length)).stylize_before("on $panel")
-        return whole.stylize("reverse") if self.app.no_color else whole
+        return whole if mixes(self.app) else whole.stylize("reverse")
 
     def _clipped(self, value: str) -> str:
         room = max(self.size.width - _LABEL - 5, 8)

@@ -119,7 +119,10 @@ class PickScreen(Dialog[T], Generic[T]):
             self.take(choice.value)
 
     def _list(self, query: str) -> None:
-        self._choices = {Option(choice.label): choice for choice in self._find(query)}
+        self._offer(self._find(query))
+
+    def _offer(self, choices: Sequence[Choice[T]]) -> None:
+        self._choices = {Option(choice.label): choice for choice in choices}
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(self._choices)

@@ -65,7 +65,7 @@ class EngineLine(Widget):
             out=out,
             rate=round(rate, 0 if rate >= 10 else 2),
             history=tuple(self._history),
-            step=round(snapshot.step_times.total, 4),
+            step=round(snapshot.step_times.total, 5),  # a figure of `duration` below a millisecond
             error=snapshot.error,
             changed=changed_switches(snapshot.switches),
         )

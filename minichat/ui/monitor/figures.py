@@ -34,6 +34,15 @@ def token_rate(rate: float) -> str:
     return f"{per_second(rate)} tok/s"
 
 
+def brief(count: int) -> str:
+    """Format a count in at most four cells: "9999", "131k", "1.2M"."""
+    if count < 10_000:
+        return f"{count}"
+    if count < 999_500:
+        return f"{count / 1e3:.0f}k"
+    return f"{count / 1e6:.{1 if count < 9_950_000 else 0}f}M"
+
+
 def clock_time(at: float) -> str:
     """Format the local time of a moment: "09:24:05"."""
     return time.strftime("%H:%M:%S", time.localtime(at))

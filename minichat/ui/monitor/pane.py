@@ -20,6 +20,7 @@ from minichat.shell.themes import OKABE_ITO, readable
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.bindings import MAXIMIZE
 from minichat.ui.monitor.owners import UNKNOWN, Owner
+from minichat.ui.monitor.shades import mixes
 from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.transcript.glyphs import drawable
 
@@ -236,7 +237,7 @@ class Pane(Widget, can_focus=True):
     def _part(self, name: str) -> Style:
         if name.startswith("owner:"):
             return Style(color=self._text_hue(int(name.removeprefix("owner:"))), bold=True)
-        if name == "selected" and self.app.no_color:
+        if name == "selected" and not mixes(self.app):
             return Style(reverse=True)
         return self.get_component_rich_style(f"pane--{name}", partial=True)
 

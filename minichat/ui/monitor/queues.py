@@ -10,7 +10,7 @@ from textual.message import Message
 from engine.api.snapshot import RequestView, Snapshot
 from engine.api.speculation import Speculation
 from minichat.ui.monitor.bindings import MAXIMIZE, down, up
-from minichat.ui.monitor.figures import request_name
+from minichat.ui.monitor.figures import brief, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Signs, clip
 from minichat.ui.panes.keybar import Hints, HintsChanged
@@ -19,6 +19,7 @@ _SEEN = 4  # updates that a change of phase stays marked
 _LOOKS = {"decode": "good", "prefill": "second", "waiting": "muted", "preempted": "warn", "swapped": "warn"}
 _HEAD = 5  # cells of the mark and the letter
 _BROAD = 55  # cells from which more columns fit
+_ID, _DONE, _CACHE = 4, 10, 6  # cells of columns
 
 
 class Column(NamedTuple):
@@ -33,8 +34,11 @@ class Column(NamedTuple):
 def _done(request: RequestView) -> str:
     """Progress through the prompt during prefill, then through the reply."""
     if request.phase == "prefill" or not request.generated:
-        return f"{min(request.launched, request.prompt)}/{request.prompt}"
-    return f"{request.generated}/{request.max_len - request.prompt}"
+        now, end = min(request.launched, request.prompt), request.prompt
+    else:
+        now, end = request.generated, request.max_len - request.prompt
+    whole = f"{now}/{end}"
+    return whole if len(whole) <= _DONE else f"{brief(now)}/{brief(end)}"
 
 
 def _draft(stats: Speculation | None) -> str:
@@ -48,14 +52,18 @@ def _draft(stats: Speculation | None) -> str:
     return f"{stats.acceptance:.0%} {stats.gain:.1f}x" if stats.gain else f"{stats.acceptance:.0%}"
 
 
+def _cached(tokens: int) -> str:
+    return f"{tokens}" if len(f"{tokens}") <= _CACHE else brief(tokens)
+
+
 _COLUMNS = (
-    Column("id", 4, lambda request: request_name(request.id), right=True),
+    Column("id", _ID, lambda request: request_name(request.id), right=True),
     Column("phase", 9, lambda request: request.phase),
-    Column("done", 10, _done, right=True),
-    Column("blk", 4, lambda request: f"{len(request.blocks) or len(request.host_blocks)}", right=True),
+    Column("done", _DONE, _done, right=True),
+    Column("blk", 4, lambda request: brief(len(request.blocks) or len(request.host_blocks)), right=True),
 )
 _DRAFT = Column("draft", 9, lambda request: _draft(request.speculation), right=True)
-_CACHED = Column("cached", 6, lambda request: f"{request.cached_tokens}", right=True)
+_CACHED = Column("cached", _CACHE, lambda request: _cached(request.cached_tokens), right=True)
 
 
 class Queues(Pane):
@@ -145,7 +153,8 @@ class Queues(Pane):
         if not requests:
             return [*rows, ((" no requests", "muted"),)]
         drafts = any(request.speculation for request in requests)
-        columns = columns_of(width - _HEAD, drafts=drafts)
+        names = max(len(request_name(request.id)) for request in shown)
+        columns = columns_of(width - _HEAD, drafts=drafts, names=names)
         titles = "   " + " ".join(fitted(column, column.title, self.signs) for column in columns)
         return [*rows, ((f"  {titles}", "muted"),), *(self._request(request, columns) for request in shown)]
 
@@ -195,10 +204,12 @@ class Queues(Pane):
         self.action_select(-1)
 
 
-def columns_of(width: int, *, drafts: bool = False) -> list[Column]:
-    """Return the columns that fit; "why" gets the remaining width. `drafts`: a request uses speculation."""
+def columns_of(width: int, *, drafts: bool = False, names: int = _ID) -> list[Column]:
+    """Return the columns that fit; "why" gets the remaining width. `drafts`: a request uses speculation.
+    `names`: cells of the longest request name, which is never cut: that of another request may begin alike.
+    """
     more = [*([_DRAFT] if drafts else []), *([_CACHED] if width >= _BROAD else [])]
-    columns = [*_COLUMNS, *more]
+    columns = [_COLUMNS[0]._replace(width=max(_ID, names)), *_COLUMNS[1:], *more]
     used = sum(column.width + 1 for column in columns)
     return [*columns, Column("why", max(0, width - used), lambda request: request.why)]
 

@@ -3,17 +3,14 @@
 import re
 from dataclasses import dataclass
 
-_SHOWN: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
-_SHOWN |= {0x7F: "␡", 0x2028: "␤", 0x2029: "␤"}
-_SHOWN |= dict.fromkeys((*range(128, 160), *range(55296, 57344), *range(917504, 917632)), "�")
-# Bidirectional controls: a terminal that follows them would show other text.
-_SHOWN |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "�")
+from minichat.shell.streams import SHOWN
+
 _DROPPED = (0x200B, 0x200E, 0x200F, 0x061C, 0x2060, 0xFEFF, 0xAD)
 # Terminals disagree on the width of emoji with these; without them, all agree.
 _SKINS = range(0x1F3FB, 0x1F400)
 _JOINERS = (0x200D, 0xFE0E, 0xFE0F, *_SKINS)
 _SKINLESS = dict.fromkeys(_SKINS)
-_DRAWN = _SHOWN | dict.fromkeys((*_DROPPED, *_JOINERS))
+_DRAWN = SHOWN | dict.fromkeys((*_DROPPED, *_JOINERS))
 
 _HARMLESS = re.compile("[ -~\n]*").fullmatch
 _PILE = re.compile(
@@ -41,7 +38,7 @@ def skinless(text: str) -> str:
 
 def pasteable(text: str) -> str:
     """Text for the clipboard: complete, except for characters that would act on a terminal."""
-    return text if text.isascii() and _HARMLESS(text) else text.replace("\r\n", "\n").translate(_SHOWN)
+    return text if text.isascii() and _HARMLESS(text) else text.replace("\r\n", "\n").translate(SHOWN)
 
 
 def enterable(text: str) -> str:

@@ -67,3 +67,42 @@ async def test_chats_of_today_get_their_date_when_the_day_ends(
         times["now"] += 86_400
         await it.until(lambda: "second  1 message  Nov 21" in it.screen_text())
         assert it.app.screen.query_one(OptionList).highlighted == chosen
+
+
+@run
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_search_of_a_long_history_goes_on_while_one_types(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr("minichat.chats.store._PIECE", 1)
+    monkeypatch.setattr("minichat.features.chats.jump._AT_ONCE", -1.0)
+    monkeypatch.setattr("minichat.features.chats.jump._PAUSE", 0.2)
+    async with bench() as it:
+        store = it.app.store
+        first, second = store.create_chat("first"), store.create_chat("second")
+        for chat, text in (first, "an apple"), (second, "pears"), (second, "pears"), (second, "apricots"):
+            store.append(chat.id, "user", text)
+        await it.pilot.press("ctrl+o", "a", "p", "p")
+        assert "Searching ..." in it.screen_text() and "an apple" not in it.screen_text()
+        if waits:
+            await it.pilot.press("enter")
+            await it.until(lambda: it.app.chats.active.chat.title == "first")
+        else:
+            await it.until(lambda: "an apple" in it.screen_text())
+            await it.until(lambda: "Searching ..." not in it.screen_text())
+            await it.pilot.press("q")
+            await it.until(lambda: "No title or message matches" in it.screen_text())
+
+
+@run
+async def test_the_date_of_a_long_chat_is_shown_beside_a_long_title(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: NOON)
+    monkeypatch.setattr("minichat.features.chats.jump.plural", lambda count, word: f"1,00{count} {word}s")
+    async with bench((80, 24), wall_clock=lambda: NOON - 86_400 * 400) as it:
+        for number in range(20):
+            store = it.app.store
+            store.append(store.create_chat(f"title {number} {'long ' * 90}").id, "user", "hello")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "1,001 messages  2025-10-17" in it.screen_text())

@@ -10,6 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.geometry import Size
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
@@ -192,3 +193,16 @@ async def test_only_changed_lines_are_rendered(app: Stage) -> None:
     app.chats[0].extend("The cache holds keys")
     await app.drawn()
     assert made == []
+
+
+@with_stage
+async def test_control_characters_that_a_widget_draws_do_not_reach_the_terminal(app: Stage) -> None:
+    """The name of a model, for example, is what an engine on another machine says."""
+    app.over.update(Content("m\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\x7f\u202enet"))
+    await app.drawn()
+    redrawn = Cells(*SIZE)
+    redrawn.take(app.screen._compositor.render_full_update().render_segments(app.console))
+    for lines in (Recorder.cells.lines, redrawn.lines):
+        shown = ["".join(character for character, _ in line) for line in lines]
+        assert any("m]52;c;aGk=" in line for line in shown)
+        assert all(line.isprintable() for line in shown)

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,18 @@ def test_a_partial_reply_is_restored(terminal: Callable[..., Tmux], number: sign
     process = again.program()
     again("kill-session")  # whose signal only the shell gets, which goes on
     assert becomes(lambda: gone(process)), "the program outlived its terminal"
+
+
+@pytest.mark.usefixtures("endless")
+def test_several_interrupts_leave_the_terminal_as_it_was(terminal: Callable[..., Tmux]) -> None:
+    tmux = begin(terminal)
+    process = tmux.program()
+    with suppress(ProcessLookupError):
+        for _ in range(10):
+            os.kill(process, signal.SIGINT)
+            time.sleep(0.02)
+    left_clean(tmux.until(lambda screen: f"{ENDED} {128 + signal.SIGINT}" in screen and "speed" in screen))
+    assert tmux.messages()[-1].state == "stopped"
 
 
 @pytest.mark.soak  # the test before ends a terminal, too

@@ -149,3 +149,11 @@ async def test_that_there_is_no_engine_ends_once_there_is_one(
             else:
                 it.backend.emit(found)
             await it.until(lambda notice=notice: notice not in it.screen_text())
+
+
+@run
+async def test_a_notice_ends_although_the_screen_has_closed(bench: Callable[..., Any]) -> None:
+    """An interrupted program closes its screens before its replies end."""
+    async with bench() as it:
+        it.app.notify("A is still replying")
+    it.app.end_notice("A is still replying")

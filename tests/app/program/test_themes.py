@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.color import ColorSystem
 from textual.widgets import Input
 
+from minichat.clients.fake import FakeBackend
 from minichat.shell.remembered import Remembered
 from minichat.ui.picture import strips_of
 from tests import impatient
 from tests.app.configured import configured
-from tests.app.conftest import Clock, run
+from tests.app.conftest import Clock, run, snapshot
 
 
 @run
@@ -168,16 +170,23 @@ async def test_without_colors_the_active_chat_is_still_marked(
 
 
 @run
-async def test_without_colors_the_selected_line_of_each_list_is_marked(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("colors", ["none", "16", "the terminal's"])
+async def test_where_no_shade_is_shown_the_selected_line_of_each_list_is_marked(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, colors: str
 ) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+    """The Linux console, for example, has 16 colors, and shows bright text as if it were bold."""
+    if colors == "none":
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.delenv("NO_COLOR", raising=False)
 
     def reversed_text() -> str:
         segments = (segment for strip in strips_of(it.app.screen) for segment in strip)
         return "".join(each.text for each in segments if each.style and each.style.reverse)
 
-    async with bench((100, 40)) as it:
+    async with bench((100, 40), backend=FakeBackend([snapshot(0, (0, 1))])) as it:
+        it.app.console._color_system = ColorSystem.STANDARD if colors == "16" else ColorSystem.TRUECOLOR
+        it.app.theme = "terminal" if colors == "the terminal's" else "minichat-dark"
         await it.answered(await it.say("hello"))
         await it.pilot.press("ctrl+p")
         await it.until(lambda: "Stop this reply" in reversed_text())
@@ -186,3 +195,5 @@ async def test_without_colors_the_selected_line_of_each_list_is_marked(
         await it.pilot.press("escape", "f3")
         await it.until(lambda: "preset" in reversed_text())
         assert "strategy" not in reversed_text()
+        await it.pilot.press("escape", "f2", "alt+m", "2")
+        await it.until(lambda: "decode" in reversed_text())

@@ -316,6 +316,13 @@ async def test_the_engine_line() -> None:
             await until(lambda shown=shown: words(line) == shown)
 
 
+async def test_the_engine_line_has_the_time_of_a_short_step() -> None:
+    line = EngineLine(ascii=True)
+    async with staged(line, (120, 3)):
+        line.update_from(snapshot(64, step_times=StepTimes(launch=0.000619)), OWNERS)
+        assert words(line).endswith("| 0.62 ms")
+
+
 async def test_the_engine_line_shows_a_dead_engine() -> None:
     line = EngineLine()
     async with staged(line, (80, 3)):

@@ -45,6 +45,21 @@ async def test_forty_columns_show_the_most_important_fields() -> None:
         ]
 
 
+async def test_a_busy_server_and_a_long_context_fit_into_the_columns() -> None:
+    """A number that is cut would be taken for a smaller one."""
+    queues = Queues(ascii=True)
+    long = request(12_345, generated=1024, max_len=131_072)._replace(
+        blocks=tuple(range(12_500)), cached_tokens=1_234_567
+    )
+    prompt = long._replace(id=2, phase="prefill", prompt=1_000_000)
+    async with staged(queues, (70, 4), focus=False):
+        queues.update_from(snapshot(12_500, (long, prompt)), OWNERS)
+        assert [line.split() for line in lines(queues)[2:]] == [
+            [">", "?", "12345", "decode", "1024/131k", "12k", "1.2M"],
+            ["*", "C", "2", "prefill", "149/1.0M", "12k", "1.2M"],
+        ]
+
+
 async def test_large_counts_have_separators() -> None:
     queues = Queues(ascii=True)
     async with staged(queues, (60, 4), focus=False):
