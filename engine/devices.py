@@ -1,6 +1,7 @@
 """Devices to run on, and their memory."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from threading import Thread
@@ -18,6 +19,10 @@ log = logging.getLogger("minichat.engine")
 _COLUMNS = 1024  # of the first products
 _ROWS = (512, 64, 1024, 4096)  # of the first products; libraries have a kernel for each kind of shape
 _COPIES = 3  # timed copies; the fastest counts
+
+_LACKING = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free")
+# What CUDA, Triton and cuBLAS say where torch does not allocate: contexts, kernels, handles.
+_FULL = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def pick(name: str) -> torch.device:
@@ -88,6 +93,16 @@ def give_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     trim_heap()
+
+
+def lacking(error: RuntimeError) -> str | None:
+    """What device memory is missing, without torch's advice on its allocator; None after other errors."""
+    text = str(error)
+    if found := _LACKING.search(text):
+        return f"the GPU has no room for {found[1]} more, with {found[2]} free"
+    if isinstance(error, torch.OutOfMemoryError):
+        return text.partition(". ")[0]
+    return "the GPU is full" if any(each in text for each in _FULL) else None
 
 
 def lost(device: torch.device) -> str | None:

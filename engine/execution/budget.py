@@ -9,8 +9,7 @@ from torch import Tensor
 from engine.api.cache_spec import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
 from engine.api.snapshot import SchemeView
-from engine.devices import give_back
-from engine.execution.memory import lacking
+from engine.devices import give_back, lacking
 from engine.execution.protocol import Fit
 from engine.kv.eviction import TokenBudget
 from engine.kv.groups import BlockGroups

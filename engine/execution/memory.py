@@ -1,7 +1,6 @@
 """Memory by purpose, in bytes; and work that may run out of it."""
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 
 from engine.api.errors import BadInput, NoMemory
 from engine.api.speeds import Reads
+from engine.devices import lacking
 from engine.execution.traffic import experts_read, weights_read
 from engine.execution.weights import Weights, weight_bytes
 from engine.kv.store import KVStore
@@ -19,9 +19,6 @@ from engine.models.base import LanguageModel
 
 T = TypeVar("T")
 
-_LACKING = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free")
-# What CUDA, Triton and cuBLAS say where torch does not allocate: contexts, kernels, handles.
-_FULL = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
 
@@ -87,16 +84,6 @@ class MemoryMeter:
         taken = torch.cuda.memory_reserved(self._device)
         workspace = max(taken - weights - cache - sum(beside.values()), 0)
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
-
-
-def lacking(error: RuntimeError) -> str | None:
-    """What device memory is missing, without torch's advice on its allocator; None after other errors."""
-    text = str(error)
-    if found := _LACKING.search(text):
-        return f"the GPU has no room for {found[1]} more, with {found[2]} free"
-    if isinstance(error, torch.OutOfMemoryError):
-        return text.partition(". ")[0]
-    return "the GPU is full" if any(each in text for each in _FULL) else None
 
 
 @contextmanager

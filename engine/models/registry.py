@@ -7,6 +7,7 @@ import torch
 from engine.api.cache_spec import keeps_state
 from engine.api.config import DecoderConfig, DTypeName, ModelPlace
 from engine.api.errors import BadInput
+from engine.devices import lacking
 from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import headers
@@ -62,7 +63,8 @@ def _hollow(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> 
         with request.device:
             model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
     except RuntimeError as error:
-        raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
+        problem = lacking(error) or error
+        raise BadInput(f"{request.place.name} does not fit on {request.device}: {problem}") from error
     if request.mtp:
         model.mtp = own_head(request, config, dtype)
     return model

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 
 from engine.api.config import ModelPlace
 from engine.api.errors import BadCheckpoint, BadInput
+from engine.models import source
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.find import Progress
@@ -181,6 +183,23 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     config = model.config
     assert next(iter(model.parameters())).dtype == torch.float16
     assert config.vocab == CONFIG["vocab_size"]
+
+
+def test_a_layer_that_does_not_fit_on_a_gpu_is_refused_in_plain_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 48.00 MiB. GPU 0 has a total capacity of 139.80 GiB of "
+            "which 21.56 MiB is free. Including non-PyTorch memory, this process has 5.53 GiB memory in use."
+        )
+
+    monkeypatch.setattr(source, "block", full)
+    with pytest.raises(BadInput) as caught:
+        load_model(ModelPlace("tiny", write_config(tmp_path)), dummy=True)
+    assert str(caught.value).endswith(
+        "fit on cpu: the GPU has no room for 48.00 MiB more, with 21.56 MiB free"
+    )
 
 
 def test_a_model_larger_than_memory_is_refused_by_name(tmp_path: Path) -> None:
