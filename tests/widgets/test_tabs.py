@@ -88,6 +88,17 @@ async def test_titles_use_the_room() -> None:
 
 
 @run
+async def test_the_active_title_takes_the_room_that_letters_leave() -> None:
+    line, title = ChatTabs(), "A long title of the chat on the screen"
+    async with staged(line, (190, 1)):  # type: ignore[arg-type]
+        line.facts = FACTS
+        some = [replace(each, title=title, unread=False, active=False) for each in tabs(16)]
+        line.tabs = (*some, replace(some[0], active=True))
+        drawn = line.render().plain
+        assert title in drawn and drawn.count(title[:3]) == 1
+
+
+@run
 async def test_titles_that_begin_alike_show_their_ends() -> None:
     line, title = ChatTabs(), "Turn into French: the cat sleeps"
     async with staged(line, (80, 1)):  # type: ignore[arg-type]

@@ -127,7 +127,8 @@ class ChatTabs(Widget):
         for own in (_OWN, _TITLE, _LEAST):
             others = bisect(range(_LEAST, _TITLE), room, key=lambda length: self._cells(length, own))
             yield _LEAST + others - 1, own
-        yield 0, _TITLE
+        own = bisect(range(_TITLE, _MOST), room, key=lambda length: self._cells(0, length))
+        yield 0, max(_TITLE + own - 1, _TITLE)
 
     def _cells(self, others: int, own: int) -> int:
         return sum(label.cell_length for label in self._of_lengths(others, own))
