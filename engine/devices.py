@@ -8,7 +8,7 @@ from threading import Thread
 
 import torch
 
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, NoRoom
 from engine.kv.tiers import speeds
 from engine.kv.tiers.speeds import TierSpeeds
 from engine.main_memory import free_host_memory, host_memory, trim_heap
@@ -103,6 +103,12 @@ def lacking(error: RuntimeError) -> str | None:
     if isinstance(error, torch.OutOfMemoryError):
         return text.partition(". ")[0]
     return "the GPU is full" if any(each in text for each in _FULL) else None
+
+
+def unfit(what: str, device: torch.device, error: RuntimeError) -> BadInput:
+    """The error if memory for a part of a model cannot be allocated."""
+    problem = lacking(error)
+    return (BadInput if problem is None else NoRoom)(f"{what} does not fit on {device}: {problem or error}")
 
 
 def lost(device: torch.device) -> str | None:

@@ -110,6 +110,10 @@ class BadCheckpoint(EngineError):
     """The model's files are damaged, incomplete, or of a rejected kind."""
 
 
+class NoRoom(BadInput):
+    """A model does not fit into the device memory that is free now; another program may give some back."""
+
+
 class NoMemory(EngineError):
     """A step ran out of memory. Its block copies are done, nothing else."""
 

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from engine.api.errors import BadInput, NoMemory
+from engine.api.errors import NoMemory, NoRoom
 from engine.api.speeds import Reads
 from engine.devices import lacking
 from engine.execution.traffic import experts_read, weights_read
@@ -95,7 +95,7 @@ def enough_memory() -> Iterator[None]:
         if (problem := lacking(error)) is None:
             raise
         advice = "another program may use it (see nvidia-smi); a smaller model or --quantization needs less"
-        raise BadInput(f"{problem}; {advice}") from None
+        raise NoRoom(f"{problem}; {advice}") from None
 
 
 def with_memory(work: Callable[[], T], give_back: Callable[[], None], tries: int) -> T:

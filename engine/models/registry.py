@@ -7,7 +7,7 @@ import torch
 from engine.api.cache_spec import keeps_state
 from engine.api.config import DecoderConfig, DTypeName, ModelPlace
 from engine.api.errors import BadInput
-from engine.devices import lacking
+from engine.devices import unfit
 from engine.gguf.header import is_gguf
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import headers
@@ -63,8 +63,7 @@ def _hollow(request: LoadRequest, config: DecoderConfig, dtype: torch.dtype) -> 
         with request.device:
             model = Decoder(config, dtype, hollow=True, collective=request.collective).eval()
     except RuntimeError as error:
-        problem = lacking(error) or error
-        raise BadInput(f"{request.place.name} does not fit on {request.device}: {problem}") from error
+        raise unfit(request.place.name, request.device, error) from error
     if request.mtp:
         model.mtp = own_head(request, config, dtype)
     return model

@@ -8,7 +8,7 @@ from torch import nn
 
 from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
-from engine.devices import lacking
+from engine.devices import unfit
 from engine.later import without_data
 from engine.models.decoder import block
 from engine.models.layers.block import Block
@@ -75,9 +75,7 @@ class PlainSource:
             with self.device:
                 return block(self.config, index, self.dtype, ranks, self.collective).eval()
         except RuntimeError as error:
-            raise BadInput(
-                f"layer {index} does not fit on {self.device}: {lacking(error) or error}"
-            ) from error
+            raise unfit(f"layer {index}", self.device, error) from error
 
     def layer(self, index: int, scheme: Scheme) -> Block:
         layer = self.empty_layer(index)
@@ -105,7 +103,7 @@ class PlainSource:
             with self.device:
                 return Linear.empty(self.config.hidden, rows, bias=False, dtype=self.dtype)
         except RuntimeError as error:
-            raise BadInput(f"the head does not fit on {self.device}: {lacking(error) or error}") from error
+            raise unfit("the head", self.device, error) from error
 
 
 class Mxfp4Source(PlainSource):

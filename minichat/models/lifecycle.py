@@ -11,6 +11,7 @@ from engine.api.errors import (
     EngineError,
     HubUnreachable,
     ModelNotFound,
+    NoRoom,
     UnsupportedModel,
 )
 from engine.api.snapshot import Snapshot
@@ -84,6 +85,8 @@ class EngineLifecycle:
         restart = [f"{again} restarts {what}"]
         if place:
             restart = [f"Correct {place} and press {again}"]
+        elif isinstance(self._failed, NoRoom):  # another program may end
+            pass
         elif isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
             file = start.loaded.document
             where = f"the options or {file.file.name}" if file.tables.get("engine") else "the options"

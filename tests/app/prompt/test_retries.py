@@ -14,6 +14,7 @@ from engine.api.errors import (
     EngineError,
     HubUnreachable,
     ModelNotFound,
+    NoRoom,
     RequestTooLong,
     TemplateError,
     UnknownAdapter,
@@ -258,6 +259,7 @@ async def test_no_restart_is_offered_for_a_model_that_cannot_be_loaded(
             (UnsupportedModel("it predicts no tokens"), other),
             (BadCheckpoint("cut off"), other),
             (BadInput("quantization 'fp8': no GPU"), f"Quit (^Q) and change the options; {other}"),
+            (NoRoom("the GPU is full"), f"F5 restarts the program; {other}"),
             (HubUnreachable("no network"), f"F5 restarts the program; {other}"),
         ):
             backend.emit(Died(7, 1.0, "it was killed"))
