@@ -1,11 +1,12 @@
 """The panel of the tour: a few sentences, the result, and the keys."""
 
+import re
 from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.events import MouseScrollDown, MouseScrollUp
+from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -45,15 +46,18 @@ class TourPanel(Widget, can_focus=True):
         return len(self.text.wrap(width)) + 1
 
     def render(self) -> Content:
-        width, height = self.size
-        lines = self.text.wrap(width)
+        height = self.size.height
+        lines = self.text.wrap(self.size.width)
         room = max(height - 1, 1)
         last = max(len(lines) - room, 0)
         self._first = min(self._first, last)
-        more = (f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted")
-        reached = self.keys if self.has_focus else Content.assemble((self._way, "$text-muted"), self.keys)
-        keys = Content.assemble(*more, reached) if self._first < last else reached
-        return Content("\n").join([*lines[self._first : self._first + room], keys.truncate(width)])
+        return Content("\n").join([*lines[self._first : self._first + room], self._line(self._first < last)])
+
+    def _line(self, more: bool) -> Content:
+        """The keys. `more`: there is more text below."""
+        below = Content.assemble((f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted"))
+        way = Content.styled("" if self.has_focus else self._way, "$text-muted")
+        return Content.assemble(below if more else "", way, self.keys).truncate(self.size.width)
 
     @property
     def _way(self) -> str:
@@ -79,6 +83,14 @@ class TourPanel(Widget, can_focus=True):
     def on_resize(self) -> None:
         self._resized()
 
+    def on_click(self, event: Click) -> None:
+        """Do what the key under the pointer does."""
+        at, line = event.get_content_offset(self), self.render().plain.splitlines()[-1]
+        if at is not None and at.y == self.size.height - 1:
+            for part in _KEY.finditer(line):
+                if part.start() <= at.x < part.end() and (does := _CLICKED.get(part[1])):
+                    does(self)
+
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()
         self.action_scroll_by(1)
@@ -95,3 +107,13 @@ class TourPanel(Widget, can_focus=True):
 
     def action_leave(self, keep: bool) -> None:
         self._leave(keep)
+
+
+_KEY = re.compile(r"(\S+) \S+(?: \S+)*")  # and what it does; two blanks separate them
+_CLICKED: dict[str, Callable[[TourPanel], None]] = {
+    "Enter": lambda panel: panel.action_turn_page(1),
+    "b": lambda panel: panel.action_turn_page(-1),
+    "r": TourPanel.action_play,
+    "q": lambda panel: panel.action_leave(False),
+    "k": lambda panel: panel.action_leave(True),
+}

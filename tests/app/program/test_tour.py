@@ -355,3 +355,23 @@ async def test_ctrl_c_while_the_tour_starts_returns_to_the_screen(
         assert not (await it.say("hello")).finished
         assert it.notices() == []
         assert signal.getsignal(signal.SIGINT) == before
+
+
+@run
+async def test_its_keys_can_be_clicked(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        panel = it.main.query_one(TourPanel)
+
+        async def click(word: str) -> None:
+            line = panel.render().plain.splitlines()[-1]
+            edges = panel.content_region.offset - panel.region.offset
+            await it.pilot.click(panel, offset=(edges.x + line.index(word), panel.size.height - 1 + edges.y))
+            await it.pilot.pause()
+
+        for word, page in (("next", "2/8"), ("back", "1/8"), ("Enter", "2/8")):
+            await it.until(lambda word=word: word in it.screen_text())
+            await click(word)
+            await it.until(lambda page=page: page in it.screen_text())
+        await click("quit")
+        await it.until(lambda: it.app.return_code is not None)
