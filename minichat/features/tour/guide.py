@@ -1,6 +1,7 @@
 """What a page of the tour can do: send messages, change the engine, and wait for events."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -34,6 +35,7 @@ class Guide:
         self._events: list[Event] = []  # since the page began
         self._arrived = asyncio.Event()
         self._glowing: Conversation | None = None
+        self._asked = defaultdict[Conversation, set[str]](set)  # by pages; other messages are the user's
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.events.connect(self._see_events)
 
@@ -59,7 +61,7 @@ class Guide:
 
     async def ask(self, text: str, params: Mapping[str, Any], *, new: bool = False) -> Conversation:
         """Send a message in the active chat or a new one; return once the engine has accepted it."""
-        if new:
+        if new or not self._free(self._context.chats.active):
             await chats.new(self._context)
             self._back()
         chat = self._context.chats.active
@@ -68,16 +70,21 @@ class Guide:
 
     async def ask_all(self, texts: Sequence[str], params: Mapping[str, Any]) -> list[Conversation]:
         """Send each text in its own chat, all at once."""
-        while len(self._context.chats) < len(texts):
+        while len(open_chats := [*filter(self._free, self._context.chats)][: len(texts)]) < len(texts):
             await chats.new(self._context)
         self._back()
-        open_chats = list(self._context.chats)[: len(texts)]
         await asyncio.gather(
             *(self._send(chat, text, params) for chat, text in zip(open_chats, texts, strict=True))
         )
         return open_chats
 
+    def _free(self, chat: Conversation) -> bool:
+        """Whether a page may restart the chat: the user has not written in it."""
+        own = (message for message in chat.chat.messages if message.role == "user")
+        return not chat.chat.earlier and all(message.text in self._asked[chat] for message in own)
+
     async def _send(self, chat: Conversation, text: str, params: Mapping[str, Any]) -> None:
+        self._asked[chat].add(text)
         chat.tune(chat.chat.params.changed(**params))
         own = [message for message in chat.chat.messages if message.role == "user"]
         if own:
@@ -91,6 +98,7 @@ class Guide:
         await chats.fork(self._context)
         self._back()
         child = self._context.chats.active
+        self._asked[child] |= self._asked[parent]
         while child.run is not None and child.run.reply is None:
             await asyncio.sleep(_LOOK_EVERY)
         return child

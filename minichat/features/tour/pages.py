@@ -58,10 +58,10 @@ async def _prefix(guide: Guide) -> str:
     if not admitted.cached and not guide.reads_prefixes:
         return f"None of its {tokens} tokens were looked for: the prefix cache is off. Alt+X turns it on."
     if not admitted.cached:
-        return f"None of its {tokens} tokens were found: the blocks of chat A have left the cache."
+        return f"None of its {tokens} tokens were found: the blocks of earlier chats have left the cache."
     return (
-        f"{admitted.cached} of its {tokens} prompt tokens were in {_blocks(admitted.cached // 16)} of chat A "
-        "and were not recomputed: both chats share the system prompt and its blocks."
+        f"{admitted.cached} of its {tokens} prompt tokens were in {_blocks(admitted.cached // 16)} of an "
+        "earlier chat and were not recomputed: both share the system prompt and its blocks."
     )
 
 
@@ -145,14 +145,14 @@ PAGES = (
     ),
     Page(
         "A reply",
-        "Chat A asks for a story. Replies of the tour have about 150 tokens, even if the story ends sooner.",
+        "A chat asks for a story. Replies of the tour have about 150 tokens, even if the story ends sooner.",
         "Look at {where}: the request waits (W), prefills its prompt (P), decodes (D), and fills blocks.",
         _first_reply,
     ),
     Page(
         "A cached prefix",
         "A new chat begins with the same system prompt.",
-        "Look at {where}: prefill (P) ends immediately, and chat A's blocks are reused.",
+        "Look at {where}: prefill (P) ends immediately, and blocks of an earlier chat are reused.",
         _prefix,
     ),
     Page(

@@ -375,3 +375,24 @@ async def test_its_keys_can_be_clicked(bench: Callable[..., Any]) -> None:
             await it.until(lambda page=page: page in it.screen_text())
         await click("quit")
         await it.until(lambda: it.app.return_code is not None)
+
+
+@run
+async def test_a_page_leaves_the_chat_in_which_the_user_has_written(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter", "enter")
+        await it.until(lambda: len(it.replies) == 1)
+        await it.answered(it.replies[0])
+        await it.pilot.press("escape", *"own", "enter")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[1])
+        mine = it.app.chats.active
+        it.main.query_one(TourPanel).focus()
+        await it.pilot.press("r")
+        await it.until(lambda: len(it.replies) == 3)
+        assert [each.text for each in mine.chat.messages if each.role == "user"][1:] == ["own"]
+        assert it.app.chats.active is not mine
+        await it.pilot.press("r")  # the page's own chat is used again
+        await it.until(lambda: len(it.replies) == 4)
+        assert len(it.app.chats) == 2
