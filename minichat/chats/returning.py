@@ -60,7 +60,7 @@ class Return:
         return None
 
     def saved(self) -> set[tuple[int, str, str]]:
-        """The messages in the file: their ids, texts and reasoning. None if it cannot be read any more."""
+        """The messages in the file: their ids, texts and reasoning; none if it cannot be read any more."""
         try:
             return set(self._file.execute("SELECT id, text, reasoning FROM messages"))
         except sqlite3.DatabaseError as error:
