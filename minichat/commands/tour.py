@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from minichat.shell.terminal import Terminal, fix_alt_keys
 if TYPE_CHECKING:
     from minichat.chats.store import Store
     from minichat.start import Start
+
+_LOADED_WITHIN, _LOOK_EVERY = 60.0, 0.1  # seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,7 +61,10 @@ def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
         app.run(mouse=loaded.settings.screen.mouse)
         if (code := app.return_code or 0) == RESTART:
             announce()
-        closed = backend.close()
+        closed, until = backend.close(), time.monotonic() + _LOADED_WITHIN
+        while code == RESTART and not closed and time.monotonic() < until:  # it is being loaded
+            time.sleep(_LOOK_EVERY)
+            closed = backend.close()
         if code != RESTART or not closed:
             break
     if code == KEEP:

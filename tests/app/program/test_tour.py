@@ -25,11 +25,8 @@ from engine.api.events import (
 )
 from engine.api.params import SamplingParams
 from minichat.chats.store import Store
-from minichat.clients.fake import FakeBackend
 from minichat.clients.local import LocalBackend
-from minichat.commands import tour as tour_command
 from minichat.commands.tour import keep_chats, say_kept, start_of
-from minichat.features.leaving import RESTART
 from minichat.features.tour.feature import KEEP, KEPT, Tour
 from minichat.features.tour.pages import BLOCKS, LONG, PAGES, SCHEME
 from minichat.features.tour.panel import TourPanel
@@ -49,28 +46,6 @@ def outcome(it: Any) -> str:
 def played(it: Any) -> bool:
     """Whether the page has played to its end."""
     return bool(outcome(it)) and not outcome(it).endswith("...") and not outcome(it).startswith("Look at")
-
-
-def test_a_restart_keeps_the_tour_and_its_chats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    backends, seen, codes = list[FakeBackend](), list[list[str]](), [RESTART, RESTART, 0]
-
-    class App:
-        def __init__(self, backend: FakeBackend, store: Store, start: Any) -> None:
-            self.store, self.return_code = store, codes.pop(0)
-            assert start.tour and start.paths.chats.parent == tmp_path
-            backends.append(backend)
-
-        def run(self, **_: Any) -> None:
-            seen.append([each.title for each in self.store.open_chats()])
-            self.store.create_chat(f"chat {len(seen)}")
-
-    monkeypatch.setattr("minichat.app.MinichatApp", App)
-    monkeypatch.setattr("minichat.clients.local.LocalBackend", lambda config: FakeBackend([]))
-    monkeypatch.setattr(tour_command, "take_terminal", lambda log: None)
-    monkeypatch.setattr(tour_command, "start_of", lambda own, *_, **__: SimpleNamespace(tour=True, paths=own))
-    options = SimpleNamespace(ascii=False)
-    assert tour_command._show(options, locate(), tmp_path) == (0, True)  # type: ignore[arg-type]
-    assert seen == [[], ["chat 1"], ["chat 1", "chat 2"]] and len({*map(id, backends)}) == 3
 
 
 @run
@@ -375,24 +350,3 @@ async def test_its_keys_can_be_clicked(bench: Callable[..., Any]) -> None:
             await it.until(lambda page=page: page in it.screen_text())
         await click("quit")
         await it.until(lambda: it.app.return_code is not None)
-
-
-@run
-async def test_a_page_leaves_the_chat_in_which_the_user_has_written(bench: Callable[..., Any]) -> None:
-    async with bench((80, 24), tour=True) as it:
-        await it.until(lambda: it.main.query(TourPanel))
-        await it.pilot.press("enter", "enter")
-        await it.until(lambda: len(it.replies) == 1)
-        await it.answered(it.replies[0])
-        await it.pilot.press("escape", *"own", "enter")
-        await it.until(lambda: len(it.replies) == 2)
-        await it.answered(it.replies[1])
-        mine = it.app.chats.active
-        it.main.query_one(TourPanel).focus()
-        await it.pilot.press("r")
-        await it.until(lambda: len(it.replies) == 3)
-        assert [each.text for each in mine.chat.messages if each.role == "user"][1:] == ["own"]
-        assert it.app.chats.active is not mine
-        await it.pilot.press("r")  # the page's own chat is used again
-        await it.until(lambda: len(it.replies) == 4)
-        assert len(it.app.chats) == 2
