@@ -127,8 +127,8 @@ async def _switch(guide: Guide) -> str:
     done = await guide.wait_for(Finished, chat)
     sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(switched.scheme))}"
     return (
-        f"{sizes} in {after}, one layer at a time, while the request continued: it ended after {done.tokens} "
-        "tokens. F4 lists all schemes and their sizes."
+        f"{sizes} in {after}, one layer at a time, while the request waited. Then it continued, and ended "
+        f"after {done.tokens} tokens. F4 lists all schemes and their sizes."
     )
 
 
@@ -175,8 +175,8 @@ PAGES = (
     ),
     Page(
         "Changing weights",
-        "The weights are converted to int8 while a reply streams; playing again converts them back.",
-        "Look at the reply: it keeps streaming while the layers change, one after the other.",
+        "The weights are converted to int8 in the middle of a reply; playing again converts them back.",
+        "Look at the reply: it waits while the layers change, one after the other, then it goes on.",
         _switch,
     ),
     Page(
