@@ -13,6 +13,7 @@ from minichat.chats.search import SearchHit, found_in, holds, snippet
 
 PAGE = 20  # messages of a chat to load at first
 END = 2**63 - 1  # larger than any id
+_COLUMNS = "id, chat_id, role, at, state, writer, error, stats, params, text, reasoning, attachments"
 INTERRUPTED = "minichat quit while this reply was streaming"
 
 Db = sqlite3.Connection
@@ -152,6 +153,25 @@ def update_message(db: Db, message: Message) -> bool:
     columns = "state = ?, writer = ?, error = ?, stats = ?, params = ?, text = ?, reasoning = ?"
     update = f"UPDATE messages SET {columns} WHERE id = ?"
     return db.execute(update, (*_changeable(message), message.id)).rowcount > 0
+
+
+def replaced(db: Db, chat_id: int) -> list[Message]:
+    """The complete reply that the last one has replaced, and what followed it."""
+    rows = db.execute("SELECT * FROM replaced WHERE chat_id = ? ORDER BY id", (chat_id,))
+    return [message_from(row) for row in rows]
+
+
+def keep_replaced(db: Db, chat_id: int, first: int) -> None:
+    """Keep the messages from this id on, if that is a complete reply. If not, what is kept stays."""
+    end = "FROM messages WHERE chat_id = ? AND id >= ? ORDER BY id"
+    row = db.execute(f"SELECT role, state {end}", (chat_id, first)).fetchone()
+    if row is not None and tuple(row) == ("assistant", "done"):
+        forget_replaced(db, chat_id)
+        db.execute(f"INSERT INTO replaced ({_COLUMNS}) SELECT {_COLUMNS} {end}", (chat_id, first))
+
+
+def forget_replaced(db: Db, chat_id: int) -> None:
+    db.execute("DELETE FROM replaced WHERE chat_id = ?", (chat_id,))
 
 
 def settle_interrupted(db: Db) -> None:

@@ -55,6 +55,22 @@ _ADDED = (
         text TEXT NOT NULL
     )
     """,
+    """
+    CREATE TABLE IF NOT EXISTS replaced (
+        id INTEGER PRIMARY KEY,
+        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        role TEXT NOT NULL,
+        at REAL NOT NULL,
+        state TEXT NOT NULL,
+        writer TEXT NOT NULL,
+        error TEXT NOT NULL,
+        stats TEXT,
+        params TEXT,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        attachments TEXT
+    )
+    """,
 )
 
 

@@ -245,6 +245,10 @@ class Store:
         def work(db: Db) -> list[Message]:
             queries.reopen(db, chat_id)  # another screen may have closed it
             queries.check_newest(db, chat_id, newest)
+            if instead_of is not None and not any(each.role == "user" for each in messages):
+                queries.keep_replaced(db, chat_id, instead_of)
+            else:
+                queries.forget_replaced(db, chat_id)
             if instead_of is not None:
                 db.execute("DELETE FROM messages WHERE chat_id = ? AND id >= ?", (chat_id, instead_of))
             if title is not None:
@@ -262,11 +266,17 @@ class Store:
 
         def work(db: Db) -> None:
             queries.check_newest(db, chat_id, newest)
+            queries.forget_replaced(db, chat_id)
+            queries.keep_replaced(db, chat_id, after + 1)
             db.execute("DELETE FROM messages WHERE chat_id = ? AND id > ?", (chat_id, after))
             for message in messages:
                 queries.insert_message(db, chat_id, message)
 
         self._database.write(work)
+
+    def replaced(self, chat_id: int) -> list[Message]:
+        """The complete reply that the last one has replaced, and what followed, until the chat goes on."""
+        return self._database.read(lambda db: queries.replaced(db, chat_id))
 
     def check_newest(self, chat_id: int, newest: int) -> None:
         """Raise ChatGone or ChatChanged if `add_turn` would."""

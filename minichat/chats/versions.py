@@ -1,4 +1,7 @@
-"""The versions of a reply: what was regenerated is kept, for as long as the chat does not go on."""
+"""The versions of a reply: what was regenerated is kept, for as long as the chat does not go on.
+
+The store keeps the last complete one, so that it survives if minichat is killed.
+"""
 
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Chat, Message
@@ -10,8 +13,10 @@ class Versions:
 
     def __init__(self, chat: Chat, store: Store) -> None:
         self._chat, self._store = chat, store
-        self._others: list[list[Message]] = []  # the last one was shown before
-        self._after = 0  # the message before them
+        kept = store.replaced(chat.id)
+        self._others = [kept] if kept else []  # the last one was shown before
+        before, _ = self._split(chat.messages, kept[0].id if kept else 0)
+        self._after = before[-1].id if before else 0  # the message before them
 
     @property
     def complete(self) -> bool:
@@ -41,7 +46,7 @@ class Versions:
         return True
 
     def restore(self) -> bool:
-        """The new reply was stopped: return to a complete one. Return False if there is none."""
+        """The new reply was stopped or killed: return to a complete one. Return False if there is none."""
         try:
             return self.complete and self.switch()
         except StoreError:  # the stopped one stays

@@ -181,11 +181,11 @@ class EngineLifecycle:
         program.main.keybar.about = "  ".join(filter(None, (where, "ssh" if terminal.ssh else "", template)))
         if place:
             self.model = snapshot.model
-            program.ask(program.chats.resume())
         else:
             file = program.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
             program.ask(self._forget_deleted())
+        program.ask(program.chats.resume())
         if program.chats.first_ever or program.main.found:
             colors = None if program.app.no_color else program.app.console.color_system
             program.main.found = found_here(snapshot, terminal, colors)

@@ -227,16 +227,18 @@ class Conversation:
     # The reply
 
     async def resume(self) -> None:
-        """Continue reading a reply that an earlier screen started, if the engine still has it."""
+        """Continue a reply that an earlier screen started, or return to the one that it replaces."""
         last = self.chat.messages[-1] if self.chat.messages else None
         if self.streaming or last is None or not unfinished(last):
             return
         past = await self.services.backend.resume(tag_of(last))
-        if past is None or self.chat.messages[-1] is not last:  # the chat has changed
+        if self.chat.messages[-1] is not last:  # the chat has changed
             return
-        message = self.chat.messages[-1] = replace(last, **_STREAMING)
-        self._run(message, partial(self._read_on, past))
-        self.show_messages()
+        if past is not None:
+            message = self.chat.messages[-1] = replace(last, **_STREAMING)
+            self._run(message, partial(self._read_on, past))
+        if past is not None or (last.interrupted and self.versions.restore()):
+            self.show_messages()
 
     async def _read_on(self, past: Past, run: RunningReply, params: SamplingParams) -> Reply:
         run.go_on(past, self.services.clock())
@@ -261,8 +263,7 @@ class Conversation:
     def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
         """Record the tokens of a reply that precede the engine's continuation."""
         run.pieces, run.tokens, run.copied = [(count, text)], count, count
-        added = run.parts.push(text)
-        if self.view is not None:
+        if (added := run.parts.push(text)) and self.view is not None:
             self.view.add_text(added, "")
 
     def _answer(self, *said: Message, instead_of: int | None = None, title: str | None = None) -> None:

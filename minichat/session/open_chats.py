@@ -204,7 +204,7 @@ class OpenChats:
         return sorted(id for id in {*before.unread, *turned} if turned.get(id, True))
 
     async def resume(self) -> None:
-        """Continue reading replies that earlier screens started, if the engine still has them."""
+        """Continue replies that earlier screens started, if the engine still has them."""
         await asyncio.gather(*(each.resume() for each in self._all))
 
     async def shut_down(self) -> None:

@@ -1,9 +1,12 @@
 """What becomes of a reply that is regenerated."""
 
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from engine.api.request import Finish
+from minichat.shell.paths import locate
 from tests.app.conftest import run
 
 _GOOD = [("user", "hello", "done"), ("assistant", "a good reply", "done")]
@@ -118,3 +121,29 @@ async def test_a_running_reply_has_to_be_stopped_first(bench: Callable[..., Any]
         await it.until(lambda: it.notices() == ["A is still replying. Press Esc to stop"])
         assert it.texts()[-1][1] == ""
         await it.answered(it.replies[-1])
+
+
+@run
+async def test_a_killed_regeneration_brings_the_complete_reply_back(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await it.answered(await it.say("more"), "the end")
+        good = it.texts()
+        it.app.chats.active.retry(it.app.chats.active.messages[1].id)
+        await it.until(lambda: len(it.replies) == 3)
+        it.replies[-1].say("a stub")
+        await it.until(lambda: "a stub" in it.screen_text())
+        place, copy = locate({"HOME": str(tmp_path)}).chats, tmp_path / "copy"
+        with sqlite3.connect(place) as there, sqlite3.connect(copy) as here:
+            there.backup(here)
+    for each in place.parent.glob(f"{place.name}*"):
+        each.unlink()
+    copy.rename(place)  # what a kill would leave
+    async with bench() as it:
+        await it.until(lambda: it.texts() == good)
+    async with bench() as it:
+        assert it.texts() == good
+        await it.answered(await it.say("and more"), "fine")
+        assert not it.app.store.replaced(it.app.chats.active.chat.id)
