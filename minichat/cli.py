@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import NoReturn
 
 from minichat import __version__
@@ -356,9 +357,11 @@ def _alone(name: str) -> Parser:
     return command
 
 
-def _no_command(word: str) -> NoReturn:
-    near = near_to(word, COMMANDS)
-    parser().error(f"unknown command {word!r}; to ask the model: minichat chat {word!r}{near}")
+def _no_command(word: str, *more: str) -> NoReturn:
+    words = [word, *takewhile(lambda each: not each.startswith("-"), more)]
+    question = " ".join(words)
+    near = near_to(word, COMMANDS) if len(words) == 1 else ""
+    parser().error(f"unknown command {word!r}; to ask the model: minichat chat {question!r}{near}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -370,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or _is_for_chat(words[0]):
             words.insert(0, "chat")
         if words[0] not in (*COMMANDS, *_HELP):
-            _no_command(words[0])
+            _no_command(*words)
         options, unknown = parser().parse_known_args(words)
         if unknown:  # argparse would point to the program's help, not the command's
             _alone(words[0]).refuse(unknown, _HELP, _alone("generate") if words[0] == "chat" else None)

@@ -25,6 +25,8 @@ def run(options: argparse.Namespace) -> int:
             resident.sweep()
             raise EngineError(f"no engine named {resident.name} is running; list engines with: minichat ps")
         unread = asyncio.run(_unread(resident))
+        if unread and not _may_lose(unread, resident, asks=not options.now):
+            return 1
         if not resident.tell(signal.SIGTERM):
             resident.check_record()  # it may not name a process
         if options.now:
@@ -37,12 +39,18 @@ def run(options: argparse.Namespace) -> int:
     except EngineError as error:
         return failed(error)
     print(f"minichat: {resident.name} stopped", file=sys.stderr)
-    if unread:
-        what, are, them = ("reply", "is", "it") if unread == 1 else ("replies", "are", "them")
-        lost = f"{unread} {what} that no screen had fetched {are} lost"
-        way = f"to keep {them}, run {resident.command('attach')} first"
-        print(f"minichat: {lost}; {way}", file=sys.stderr)
     return 0
+
+
+def _may_lose(unread: int, resident: Resident, *, asks: bool) -> bool:
+    """Say that replies will be lost, and on a terminal ask."""
+    what, it = ("reply", "it") if unread == 1 else ("replies", "them")
+    lost = f"{unread} {what} that no screen has fetched will be lost"
+    print(f"minichat: {lost}; to keep {it}, run {resident.command('attach')} first", file=sys.stderr)
+    if not (asks and sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    print(f"minichat: stop {resident.name} all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 async def _unread(resident: Resident) -> int:

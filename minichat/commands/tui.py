@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineError
@@ -12,11 +13,12 @@ from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.options import at_fault, engine_config, failed
 from minichat.commands.screen import show
+from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
 from minichat.shell.again import note_typed, typed, words_of
 from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
-from minichat.shell.paths import locate
+from minichat.shell.paths import Paths, locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     except EngineError as error:
         return failed(error, options)
 
+    first = replace(first, notice=first.notice or _beside(paths))
     launch = in_process(paths.engine_log) if options.runs_in == "process" else on_thread
     forms = {_FORMS[name]: form for name, form in converted.items()}
     backend = LocalBackend(config, launch, DiskRoom.parse(config.kv_disk or f"{paths.cache}:1"), forms)
@@ -90,6 +93,21 @@ def _refuse_screen_options(options: argparse.Namespace) -> None:
     for name, value in (("engine", options.runs_in), ("ascii", options.ascii)):
         if options.plain and value:
             raise BadInput(f"--{name} has no effect with --plain")
+
+
+def _beside(paths: Paths) -> str:
+    """The engines that run in the background, which may still write replies of this screen's chats."""
+    if not any(paths.engines.glob("*/*.lock")):
+        return ""
+    from minichat.models.residents import home_of, residents
+
+    running = [each for each in residents(home_of(paths)) if each.running()]
+    if not running:
+        return ""
+    ways = ", ".join(each.command("attach") for each in running)
+    return (
+        f"{plural(len(running), 'engine')} {'runs' if len(running) == 1 else 'run'} in the background: {ways}"
+    )
 
 
 def _on_screen(options: argparse.Namespace) -> bool:

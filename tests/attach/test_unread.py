@@ -1,13 +1,16 @@
 """`minichat down` says how many replies are lost because no screen has fetched them."""
 
 import asyncio
+import sys
+from io import StringIO
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from engine.api.errors import EngineError
-from minichat.commands import down
+from minichat.commands import down, tui
+from minichat.shell.paths import locate
 from tests.attach.test_residents import User, begin_reply, run, user
 from tests.waiting import becomes
 
@@ -25,9 +28,37 @@ def test_down_counts_the_replies_that_no_screen_has_fetched(user: User) -> None:
     code, _, err = user.say("down")
     assert (code, err) == (
         0,
-        "minichat: main stopped\n"
-        "minichat: 2 replies that no screen had fetched are lost; to keep them, run minichat attach first\n",
+        "minichat: 2 replies that no screen has fetched will be lost; "
+        "to keep them, run minichat attach first\n"
+        "minichat: main stopped\n",
     )
+
+
+def test_a_screen_of_its_own_names_the_engines_in_the_background(user: User) -> None:
+    paths = locate()
+    assert tui._beside(paths) == ""
+    user.up()
+    assert tui._beside(paths) == "1 engine runs in the background: minichat attach"
+    user.say("down")
+    assert tui._beside(paths) == ""
+
+
+@pytest.mark.parametrize(("answer", "stops"), [("y\n", True), ("\n", False), ("", False), ("no\n", False)])
+def test_on_a_terminal_it_asks_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, stops: bool
+) -> None:
+    terminal = StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    resident = Mock(command=lambda word: f"minichat {word}")
+    resident.name = "main"
+    assert down._may_lose(1, resident, asks=True) is stops
+    assert capsys.readouterr().err == (
+        "minichat: 1 reply that no screen has fetched will be lost; to keep it, run minichat attach first\n"
+        "minichat: stop main all the same? [y/N] "
+    )
+    assert down._may_lose(1, resident, asks=False)
 
 
 def test_down_says_that_it_waits_for_a_silent_engine(

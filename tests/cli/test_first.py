@@ -156,6 +156,11 @@ def test_one_word_is_no_question_but_a_possible_typo(run: Run, word: str) -> Non
     assert f"minichat: unknown command {word!r}; to ask the model: minichat chat {word!r}" in ran.err
 
 
+def test_a_question_without_quotes_is_suggested_with_them(run: Run) -> None:
+    error = run("What", "is", "3", "plus", "4", "--seed", "1").err
+    assert "unknown command 'What'; to ask the model: minichat chat 'What is 3 plus 4'; see" in error
+
+
 def test_the_program_restarts_with_its_options_but_without_the_question() -> None:
     options = parser().parse_args(
         ["chat", "why", "this?", "--model=a", "--temperature=0.5", "--stop=x", "--stop=-y", "--ascii"]
