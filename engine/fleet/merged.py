@@ -54,7 +54,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
     Counts and rates are sums, and quantiles those of the slowest replica. What all replicas share, such as
     the chosen schemes and switches, is that of the first one that is ready.
     """
-    takes_prompts = any(view.state == "ready" for view in views)
+    taking = [shot for shot, view in zip(shots, views, strict=True) if view.state == "ready"]
     running = ("ready", "draining")
     ready = [shot for shot, view in zip(shots, views, strict=True) if view.state in running]
     first, steps = (ready or shots)[0], sum(shot.rates.steps for shot in shots)
@@ -62,8 +62,8 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
     splits = [shot.step_times for shot in ready if shot.rates.steps] or [first.step_times]
     return replace(
         first,
-        state="ready" if takes_prompts else _state_of_none(views),
-        error="" if takes_prompts else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
+        state="ready" if taking else _state_of_none(views),
+        error="" if taking else "; ".join(dict.fromkeys(view.error for view in views if view.error)),
         step=sum(shot.step for shot in shots),
         device=f"{len(shots)} x {first.device}",
         blocks=_blocks(shots),
@@ -109,7 +109,7 @@ def merged(shots: Sequence[Snapshot], views: Sequence[ReplicaView]) -> Snapshot:
         form_times=_form_times(shots),
         experts=ExpertLoad.total(shot.experts for shot in shots),
         load=load_of_all(shot.load for shot in shots),
-        warmed=min(shot.warmed for shot in ready or shots),
+        warmed=max(shot.warmed for shot in taking or shots),
         replicas=tuple(views),
     )
 

@@ -231,6 +231,14 @@ def test_rates_of_all_replicas_together(fleet: Fleet) -> None:
     assert both.speculation == Speculation("exit", True, 11, 44, 30, 100 / (50 / 2 + 50 / 0.5), 59)
 
 
+def test_a_fleet_is_warm_once_a_replica_that_takes_prompts_is(fleet: Fleet) -> None:
+    """/health says that it is warming until then, not while another replica starts again."""
+    shots = [replace(fleet.snapshot(), warmed=each) for each in (1.0, 0.25)]
+    views = [replica_view(at, each, 0, silent=False) for at, each in enumerate(shots)]
+    assert merged(shots, views).warmed == 1.0
+    assert merged(shots, [views[0]._replace(state="draining"), views[1]]).warmed == 0.25
+
+
 def test_replies_are_those_of_one_engine(fleet: Fleet) -> None:
     alone = EngineThread(engine(0, 512))
     prompts = [[*range(at, at + 50)] for at in range(10, 200, 10)]
