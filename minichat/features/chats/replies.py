@@ -85,7 +85,7 @@ REPLIES = Feature(
             "Reply",
             sending.EARLIER,
             earlier,
-            also="back former other restore undo version",
+            also="back former other restore version",
         ),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         ScreenCommand("reply.copy", "Reply", "Copy the last reply to the clipboard", copy, "alt+y"),
