@@ -16,12 +16,14 @@ class Leaver:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked_at = -_SURE_WITHIN
+        self._asked = ""  # the command that would lose them
 
     async def leave(self, id: str, does: str, code: int) -> None:
         """`id`: the command whose key was pressed. `does`: what it does."""
         program, now = self._context.program, self._context.program.start.clock()
-        if now - self._asked_at >= _SURE_WITHIN and self._context.chats.services.store.loses():
-            self._asked_at = now
+        sure = self._asked == id and now - self._asked_at < _SURE_WITHIN
+        if not sure and self._context.chats.services.store.loses():
+            self._asked, self._asked_at = id, now
             ways = f"press {self._context.keys.name(id)} again to {does} and lose them"
             program.app.notify(f"New messages are not saved; {ways}", severity="warning")
         else:

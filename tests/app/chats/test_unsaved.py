@@ -71,6 +71,21 @@ async def test_leaving_asks_before_messages_are_lost(
 
 
 @run
+async def test_each_way_of_leaving_asks_for_itself(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "_free", lambda folder: 0)
+    async with bench(clock=Clock()) as it:
+        await fill(it)
+        for key, way in (("f5", "F5 again to restart"), ("ctrl+q", "^Q again to quit")):
+            await it.pilot.press(key)
+            await it.until(lambda: f"New messages are not saved; press {way} and lose them" in it.notices())  # noqa: B023
+        assert it.app.return_code is None
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+
+
+@run
 async def test_leaving_saves_the_chats_if_there_is_room_again(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
