@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
         if options.draft:
             raise BadInput("quality measures the model without drafts; leave out --draft")
         config = engine_config(options)
+        _say(f"loading {Path(config.model).name or config.model}")
         if options.budgets is not None:
             return _budgets(options, config, text)
         names = SCHEMES if options.schemes is None else options.schemes
@@ -133,9 +134,13 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
 
 
 def _measuring(row: str) -> None:
-    """Name what is measured next, on a terminal."""
+    _say(f"measuring {row}")
+
+
+def _say(what: str) -> None:
+    """Say what comes next, on a terminal."""
     if sys.stderr.isatty():
-        print(f"minichat: measuring {row}", file=sys.stderr)
+        print(f"minichat: {what}", file=sys.stderr)
 
 
 def _text(name: str | None) -> str:

@@ -24,6 +24,7 @@ from minichat import __version__
 from minichat.clients.address import PORT, is_loopback
 from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.options import check_replicas, engine_config, failed, show_progress
+from minichat.doing import shown
 from minichat.models.watching import watch
 from minichat.plural import plural
 from minichat.shell import interpreter
@@ -177,6 +178,8 @@ def listen(
     _log(options)
     engine_options = engine_config(options, warm=not options.no_warm, meet=options.meet)
     private_folder(callbacks.log.parent)
+    if shown():
+        say(f"{'starting' if options.dry_run else f'loading {config.name}'} ...")
     from engine.host.launching import NOTHING, Ahead, launching_now, let_threads_sleep
     from engine.main_memory import return_large_pieces
     from engine.server.startup import Startup

@@ -13,6 +13,7 @@ from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
 from minichat.commands.tui import blaming, given_of, lines_of, report, settle
+from minichat.doing import doing
 from minichat.models.catalog import identity
 from minichat.models.present import PresentOptions, option, present_options
 from minichat.models.residents import Resident, Waiting, home_of
@@ -68,7 +69,8 @@ def _tell(line: str) -> None:
 def _wait(waiting: Waiting) -> None:
     """Wait for the engine. It is detached, so Ctrl+C ends only the waiting."""
     try:
-        asyncio.run(waiting.ensure(show_progress))
+        with doing(f"starting {waiting.resident.name}"):
+            asyncio.run(waiting.ensure(show_progress))
     except KeyboardInterrupt:
         resident = waiting.resident
         if resident.running():

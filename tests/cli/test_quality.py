@@ -77,6 +77,7 @@ def test_each_budget_is_named_on_a_terminal_before_it_is_measured(
     words = ("--model", model, "--tokens", 90, "--device", "cpu", "--blocks", 32)
     ran = run("quality", *words, "--budgets", "64")
     assert ran.err.splitlines() == [
+        f"minichat: loading {model.name}",
         "minichat: measuring all tokens (1 of 4)",
         "minichat: measuring window of 64 tokens (2 of 4)",
         "minichat: --budgets: norms of 64 tokens is skipped: it needs at least 80 tokens",
