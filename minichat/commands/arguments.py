@@ -89,7 +89,7 @@ def _add_cache_size(group: argparse._ArgumentGroup) -> None:
         type=number,
         metavar="GB",
         help="main memory for cache blocks that the device has no room for (default: on a GPU as much as the "
-        "cache, at most 2.1; on a CPU 0)",
+        "cache, at most 2.1 and a quarter of the free memory; on a CPU 0)",
     )
     group.add_argument(
         "--kv-disk",
