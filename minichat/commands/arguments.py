@@ -96,7 +96,7 @@ def _add_cache_size(group: argparse._ArgumentGroup) -> None:
         type=given,
         metavar="DIR:GB",
         help="keep the cache blocks of chats in a folder, so that they resume after a restart; auto, off "
-        "(default: auto for the screen, off for other commands)",
+        "(default: auto for the screen of minichat itself, off for up and other commands)",
     )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
 
