@@ -132,7 +132,10 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--api-key-file", type=given, metavar="FILE", help="one key per line (default: a new key)"
+        "--api-key-file",
+        type=given,
+        metavar="FILE",
+        help="one key per line (default: your own key, which the first start makes)",
     )
     group.add_argument("--no-key", action="store_true", help="require no key")
     group.add_argument(

@@ -89,14 +89,14 @@ def _add_cache_size(group: argparse._ArgumentGroup) -> None:
         type=number,
         metavar="GB",
         help="main memory for cache blocks that the device has no room for (default: on a GPU as much as the "
-        "cache, at most 2.1; on a CPU 0)",
+        "cache, at most 2.1 and a quarter of the free memory; on a CPU 0)",
     )
     group.add_argument(
         "--kv-disk",
         type=given,
         metavar="DIR:GB",
         help="keep the cache blocks of chats in a folder, so that they resume after a restart; auto, off "
-        "(default: auto for the screen, off for other commands)",
+        "(default: auto for the screen of minichat itself, off for up and other commands)",
     )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
 

@@ -250,11 +250,12 @@ def _check_apart(options: argparse.Namespace) -> None:
         "min_replicas": "whose engines all run",
         "meet": "whose engines run on this machine",
         "tp": "whose engines run on one device each",
+        "pp": "whose engines run on one device each",
         "kv_window": "which sends whole prefixes",
         "kv_budget": "which sends whole prefixes",
         "dry_run": "since a dry run has no blocks to send",
     }
-    usual: dict[str, object] = {"replicas": 1, "tp": 1, "dry_run": False}
+    usual: dict[str, object] = {"replicas": 1, "tp": 1, "pp": 1, "dry_run": False}
     for name, reason in why.items():
         if getattr(options, name) != usual.get(name):
             option = f"--{name.replace('_', '-')}"

@@ -123,7 +123,7 @@ class EngineSettings:
         None,
         number(0, 1e6),
         "GB of main memory for cache blocks that the device has no room for; if unset, as much as the cache "
-        "on a GPU, at most 2.1, and 0 on a CPU.",
+        "on a GPU, at most 2.1 and a quarter of the free memory, and 0 on a CPU.",
     )
     kv_disk: str = setting(
         "auto",

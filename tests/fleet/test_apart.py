@@ -325,6 +325,7 @@ def test_metrics_and_a_drain_over_http(apart: Apart) -> None:
         ("--prefill-gpus 1 --decode-gpus 1 --min-replicas 1", "whose engines all run"),
         ("--prefill-gpus 1 --decode-gpus 1 --ray", "share the memory of one machine"),
         ("--prefill-gpus 1 --decode-gpus 1 --tp 2", "run on one device each"),
+        ("--prefill-gpus 1 --decode-gpus 1 --pp 2", "--pp cannot be combined with --prefill-gpus"),
         ("--prefill-gpus 1 --decode-gpus 1 --kv-window 64", "sends whole prefixes"),
         ("--prefill-gpus 1 --decode-gpus 1 --dry-run", "a dry run has no blocks"),
     ],

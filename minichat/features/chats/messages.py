@@ -52,7 +52,7 @@ MESSAGES = Feature(
                     "{transcript.find_next} {transcript.find_previous}",
                     "next or previous match",
                 ),
-                ("Home End", "first or last message"),
+                ("Home End", "start or end of the chat"),
             ),
         ),
     ),
