@@ -162,7 +162,7 @@ def _add_compression(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dummy-weights",
         action="store_true",
-        help="random weights; only needs config.json (without a tokenizer, text is token ids)",
+        help="random weights; only needs config.json (without a tokenizer, replies are token ids)",
     )
 
 
