@@ -362,9 +362,8 @@ def _alone(name: str) -> Parser:
 
 def _no_command(word: str, *more: str) -> NoReturn:
     words = [word, *takewhile(lambda each: not each.startswith("-"), more)]
-    question = " ".join(words)
     near = near_to(word, COMMANDS) if len(words) == 1 else ""
-    parser().error(f"unknown command {word!r}; to ask the model: minichat chat {question!r}{near}")
+    parser().error(f"unknown command {word!r}; to ask the model: minichat chat {' '.join(words)!r}{near}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
