@@ -110,8 +110,7 @@ class Conversation:
 
     def files(self) -> tuple[Attachment, ...]:
         """The attachments of the edited message; their files may no longer exist."""
-        edited = [message.attachments for message in self.chat.messages if message.id == self.editing]
-        return edited[0] if edited else ()
+        return next((each.attachments for each in self.chat.messages if each.id == self.editing), ())
 
     def stop(self) -> bool:
         """Stop the running reply and keep its text."""
@@ -352,16 +351,17 @@ class Conversation:
         if (added := run.parts.flush()) and self.view is not None:
             self.view.add_text(added, "")
         run.trace_text()
-        stats = run.stats(run.last or self.services.clock())
-        message = run.settled(self._written(run), finish, error, stats)
+        message = run.settled(self._written(run), finish, error, run.stats(run.last or self.services.clock()))
         run.finish, self.run = finish, None
         self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None
         compared, self.compared = self.compared, None
         self._save(message)
         if self.view is not None:
             self.view.settle_message(message)
-        if finish is Finish.ABORTED and self.versions.restore():
+        if finish in (Finish.ABORTED, Finish.FAILED) and self.versions.restore():
             self.show_messages()
+            if error:
+                self.services.report(f"{self.chat.letter.upper()} keeps the earlier reply: {error}")
         if compared is not None:
             compared.end(self)
         self.services.changed(self)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.api.request import Finish
 from minichat.shell.paths import locate
 from tests.app.conftest import run
@@ -103,13 +105,17 @@ async def test_a_stopped_reply_is_no_better_than_the_new_one(bench: Callable[...
 
 
 @run
-async def test_a_failed_regeneration_shows_why_and_leaves_a_way_back(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("text", ["", "a stub"])
+async def test_a_failed_regeneration_says_why_and_brings_the_complete_reply_back(
+    bench: Callable[..., Any], text: str
+) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"), "a good reply")
-        (await _regenerate(it)).end(Finish.FAILED, "no room")
-        await it.until(lambda: it.texts()[-1][2] == "failed")
+        (await _regenerate(it, text)).end(Finish.FAILED, "no room")
+        await it.until(lambda: it.texts() == _GOOD)
+        await it.until(lambda: it.notices() == ["A keeps the earlier reply: no room"])
         await it.command("reply.earlier")
-        assert it.texts() == _GOOD
+        assert (it.texts()[-1][1:] == (text, "failed")) is bool(text)
 
 
 @run
