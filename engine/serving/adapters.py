@@ -42,8 +42,8 @@ class AdapterRegistry:
         if not name:
             return NO_ADAPTER
         if name not in self._loaded:
-            there = f"{', '.join(self._loaded) or 'none'} {'are' if len(self._loaded) > 1 else 'is'}"
-            problem = f"no adapter {name[:80]!r} is loaded; {there}"
+            others = f"choose one of {', '.join(self._loaded)}, or none" if self._loaded else "choose none"
+            problem = f"no adapter {name[:80]!r} is loaded; load it, or {others}"
             raise UnknownAdapter(problem, field="adapter", value=name)
         return self._loaded[name][0]
 

@@ -204,7 +204,7 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
     after = engine.snapshot()
     assert after.adapters == () and "adapters" not in after.memory and engine.runner.adapters.nbytes == 0
     assert [(each.name, each.loaded) for each in seen] == [("a", True), ("a", False)]
-    with pytest.raises(UnknownAdapter, match="no adapter 'a' is loaded; none is"):
+    with pytest.raises(UnknownAdapter, match="no adapter 'a' is loaded; load it, or choose none"):
         submit(engine, "a")
 
 
@@ -271,7 +271,9 @@ def test_names_that_cannot_be_given(world: Adapters) -> None:
     ):
         with pytest.raises(BadInput, match=problem):
             engine.load_adapter(name, world.folders["a"])
-    with pytest.raises(UnknownAdapter, match="no adapter 'z' is loaded; a, b are") as unknown:
+    with pytest.raises(
+        UnknownAdapter, match="no adapter 'z' is loaded; load it, or choose one of a, b, or none"
+    ) as unknown:
         submit(engine, "z")
     assert unknown.value.field == "adapter"
     assert not engine.scheduler.requests
