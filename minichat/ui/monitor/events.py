@@ -23,6 +23,7 @@ from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _KEPT = 2000
 _OFF = 5.0  # seconds that two clocks may differ: a snapshot can be late
+_LATE = 60.0  # seconds that no snapshot is late: the link would have been given up
 _KIND = 9  # cells of the longest kind
 
 
@@ -79,6 +80,7 @@ class EventLog(Pane):
         self.pattern = ""
         self.clock = clock
         self._ahead: float | None = None  # from the engine's clock to the local one
+        self._later: float | None = None  # what the last snapshot said, if that was much more
         self._entries: deque[EventLine] = deque(maxlen=_KEPT)
         self._fresh: deque[EventLine] = deque(maxlen=_KEPT)  # not filtered yet
         self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match the filter
@@ -110,10 +112,19 @@ class EventLog(Pane):
             self.call_later(self._draw_new)
 
     def remember(self, snapshot: Snapshot) -> None:
-        """Follow the engine's clock, which stands while its machine sleeps, and restarts with it."""
-        ahead = self.clock() - snapshot.at
-        if snapshot.state == "ready" and self._ahead is not None and abs(ahead - self._ahead) > _OFF:
+        """Follow the engine's clock, which stands while its machine sleeps, and restarts with it.
+
+        A single snapshot may have been on its way for a while.
+        """
+        if snapshot.state != "ready" or self._ahead is None:
+            return
+        ahead, before, self._later = self.clock() - snapshot.at, self._later, None
+        if ahead < self._ahead - _OFF or ahead > self._ahead + _LATE:
             self._ahead = ahead
+        elif ahead > self._ahead + _OFF and before is None:
+            self._later = ahead
+        elif ahead > self._ahead + _OFF:
+            self._ahead = min(before, ahead)
 
     def keep_owners(self, owners: Mapping[int, Owner]) -> None:
         """Keep the owners of all events so far: a new engine counts requests from the start."""

@@ -167,6 +167,26 @@ async def test_the_time_of_an_event_is_right_after_the_machine_has_slept() -> No
         ]
 
 
+async def test_a_late_snapshot_does_not_move_the_times_of_events() -> None:
+    """As of a server that did not answer for a while."""
+    now = [1_700_000_000.0]
+    panel = MonitorPanel(ascii=True)
+    pane = panel.event_log
+    pane.clock = lambda: now[0]
+    async with staged(panel, (60, 60), focus=False) as pilot:
+        panel.add_event(events.Queued(1, 100.0, 3, 5))
+        for late, seconds in ((17.0, 17.0), (0.0, 17.5), (0.0, 40.0), (0.0, 40.5)):
+            now[0] = 1_700_000_000.0 + seconds
+            clock = 100.0 + seconds if seconds < 20 else 83.0 + seconds  # the machine sleeps for 17 s
+            panel.update_from(snapshot(64, at=clock - late), OWNERS)
+            panel.add_event(events.Queued(2, clock, 4, 5))
+        await pilot.pause()
+        times = (0, 17, 17.5, 23, 40.5)
+        assert [line.split()[0] for line in lines(pane)[1:6]] == [
+            clock_time(1_700_000_000.0 + each) for each in times
+        ]
+
+
 async def test_a_fleets_requests_have_the_names_of_the_queues() -> None:
     pane = log()
     async with staged(pane, (60, 4), focus=False) as pilot:
