@@ -61,7 +61,7 @@ async def _unread(resident: Resident) -> int:
     asking = asyncio.ensure_future(ask(resident, "/engine/replies"))
     if not (await asyncio.wait({asking}, timeout=_SAY_AFTER))[0]:
         wait = f"waiting up to {WITHIN:g} s for the list of its replies"
-        print(f"minichat: {resident.name} does not answer; {wait}", file=sys.stderr)
+        print(f"minichat: {resident.name} has not answered yet; {wait}", file=sys.stderr)
     try:
         replies = (await asking)["replies"]
     except EngineError:  # it may hang, and must be stopped all the same

@@ -73,5 +73,5 @@ def test_down_says_that_it_waits_for_a_silent_engine(
     resident = Mock(record=Mock(state="ready"))
     resident.name = "main"
     assert asyncio.run(down._unread(resident)) == 0
-    said = "minichat: main does not answer; waiting up to 3 s for the list of its replies\n"
+    said = "minichat: main has not answered yet; waiting up to 3 s for the list of its replies\n"
     assert capsys.readouterr().err == said

@@ -121,10 +121,8 @@ class EventLog(Pane):
         ahead, before, self._later = self.clock() - snapshot.at, self._later, None
         if ahead < self._ahead - _OFF or ahead > self._ahead + _LATE:
             self._ahead = ahead
-        elif ahead > self._ahead + _OFF and before is None:
-            self._later = ahead
         elif ahead > self._ahead + _OFF:
-            self._ahead = min(before, ahead)
+            self._later, self._ahead = (ahead, self._ahead) if before is None else (None, min(before, ahead))
 
     def keep_owners(self, owners: Mapping[int, Owner]) -> None:
         """Keep the owners of all events so far: a new engine counts requests from the start."""
