@@ -259,11 +259,13 @@ class Waiting:
         return self.resident.up
 
     async def ensure(self, progress: Progress) -> None:
-        resident, ours = self.resident, False
+        resident, ours, seen = self.resident, False, False
         while True:
             if died := resident.died():
                 await self._stop_dead_server(died)
             if not resident.running():
+                if seen and resident.record is None:  # `down` has removed it
+                    raise EngineError(self.gone(told=True))
                 if ours:
                     raise _why_ended(resident)
                 if self.words is None:
@@ -271,6 +273,7 @@ class Waiting:
                 ours = resident.launch(self.words, self.configured)
             resident.check_record()
             record = resident.record
+            seen = seen or (ours and record is not None)
             if record is not None and record.state == "ready":
                 return
             if record is not None and record.total:

@@ -4,12 +4,13 @@ import asyncio
 import sys
 from io import StringIO
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock
 
 import pytest
 
 from engine.api.errors import EngineError
 from minichat.commands import down, tui
+from minichat.models.residents import Waiting
 from minichat.shell.paths import locate
 from tests.attach.test_residents import User, begin_reply, run, user
 from tests.waiting import becomes
@@ -32,6 +33,16 @@ def test_down_counts_the_replies_that_no_screen_has_fetched(user: User) -> None:
         "to keep them, run minichat attach first\n"
         "minichat: main stopped\n",
     )
+
+
+def test_a_start_that_down_stops_says_so() -> None:
+    """Its log would not explain it."""
+    starting = Mock(state="starting", total=0)
+    resident = Mock(up="minichat up", died=lambda: "")
+    resident.name, resident.running.side_effect = "main", [False, True, False, False]
+    type(resident).record = PropertyMock(side_effect=[starting, starting, None])
+    with pytest.raises(EngineError, match=r"^the engine main was stopped; start it again: minichat up$"):
+        asyncio.run(Waiting(resident, ["--dry-run"]).ensure(lambda done, total: None))
 
 
 def test_a_screen_of_its_own_names_the_engines_in_the_background(user: User) -> None:
