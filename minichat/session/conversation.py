@@ -289,7 +289,7 @@ class Conversation:
     async def _submit(self, run: RunningReply, params: SamplingParams) -> Reply:
         run.stays = bool(self.services.backend.elsewhere)
         reply, prompt, parts = await self.reading.submit(params, tag_of(run.message), run.adapter)
-        run.left_out = self.reading.left_out
+        run.leave_out(self.reading.left_out)
         self.trace(run, run.new_trace(reply, prompt, parts))
         return reply
 

@@ -27,7 +27,8 @@ _STATES: dict[Finish, State] = {
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
-_SAMPLED = "sampled"  # beside a message's parameters while it streams: how, for the next screen
+# Beside a message's parameters while it streams, for the next screen: how it is sampled, and what it lacks.
+_SAMPLED, _LEFT_OUT = "sampled", "left_out"
 NEVER_SENT = "the screen was closed before the engine had the message"  # as the reason of its reply
 _SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
@@ -148,8 +149,16 @@ class RunningReply:
         begun = self.begun if begun is None else begun
         words = strategy(params, self.adapter, self.replies, new=self.new)
         self.sampled.note(words, begun=begun)
-        noted = {**(self.message.params or {}), _SAMPLED: astuple(self.sampled)}
-        self.message = replace(self.message, params=noted)
+        self._note(_SAMPLED, astuple(self.sampled))
+
+    def leave_out(self, messages: int) -> None:
+        """The model does not read so many messages at the chat's start."""
+        self.left_out = messages
+        if messages:
+            self._note(_LEFT_OUT, messages)
+
+    def _note(self, name: str, value: object) -> None:
+        self.message = replace(self.message, params={**(self.message.params or {}), name: value})
 
     def new_trace(self, reply: Reply, prompt: Prompt, parts: tuple[tuple[int, int], ...]) -> Trace:
         """The trace of the request that computes this reply."""
@@ -231,7 +240,8 @@ class RunningReply:
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
         """The final message of the reply."""
         error = error or self.why(finish, self.stop)
-        params = {name: value for name, value in (message.params or {}).items() if name != _SAMPLED}
+        noted = (_SAMPLED, _LEFT_OUT)
+        params = {name: value for name, value in (message.params or {}).items() if name not in noted}
         ended = replace(
             message, state=state_of(finish, error), error=error, stats=stats, refused=self.refused
         )
@@ -253,6 +263,7 @@ class RunningReply:
         self.first = None if past.first is None else self.began + past.first
         self.begun = self.first is not None
         self.copied = past.copied  # the first batch has them
+        self.left_out = (self.message.params or {}).get(_LEFT_OUT, 0)
         if noted := (self.message.params or {}).get(_SAMPLED):
             self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n
 

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from engine.api.errors import RequestTooLong
+from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from minichat.clients.fake import FakeBackend
+from minichat.chats.model import Message
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.protocol import Past
+from minichat.session.run import RunningReply
 from tests.app.conftest import Bench, run, snapshot
 
 
@@ -133,3 +137,15 @@ async def test_a_reply_with_too_little_room_makes_room_first(
         it.app.chats.active.tune(replace(it.app.chats.active.chat.params, max_tokens=most))
         await it.say("x" * length)
         assert read(it) == reads
+
+
+def test_the_next_screen_knows_what_a_running_reply_lacks() -> None:
+    message = Message(3, "assistant", "half", state="streaming", params={"temperature": 0.5})
+    first = RunningReply(message, 0.0, saved=0.0, adapter="", new=SamplingParams())
+    first.leave_out(2)
+    later = RunningReply(first.message, 9.0, saved=9.0, adapter="", new=SamplingParams())
+    later.go_on(Past(FakeReply(7, "", SamplingParams()), age=9.0, first=None, lasted=None), 9.0)
+    stats = later.stats(10.0)
+    assert stats.left_out == 2
+    ended = later.settled(later.message, Finish.STOP, "", stats)
+    assert ended.stats == stats and ended.params == {"temperature": 0.5}
