@@ -85,9 +85,8 @@ class EngineLifecycle:
         restart = [f"{again} restarts {what}"]
         if place:
             restart = [f"Correct {place} and press {again}"]
-        elif isinstance(self._failed, NoRoom):  # another program may end
-            pass
-        elif isinstance(self._failed, BadInput):  # an option or a setting, which a restart does not change
+        elif isinstance(self._failed, BadInput) and not isinstance(self._failed, NoRoom):
+            # An option or a setting, which a restart does not change. Of memory, there may be more then.
             file = start.loaded.document
             where = f"the options or {file.file.name}" if file.tables.get("engine") else "the options"
             restart = [f"Quit ({leave}) and change {where}"]
