@@ -93,15 +93,21 @@ class Held:
         monkeypatch.setattr(it.app.store, "import_json", lambda text: self.go.wait(60) and work(text))
 
 
+async def begin_a_long_import(it: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Held:
+    chat = Chat(0, "", "long", messages=[Message(0, "user", "hay")])
+    (folder / "chat.json").write_text(to_json(chat))
+    held = Held(it, monkeypatch)
+    await take_in(it, folder / "chat.json")
+    await it.until(lambda: it.notices() == ["Importing chat.json ..."])
+    return held
+
+
 @run
 async def test_the_screen_can_be_used_during_a_long_import(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
     async with bench() as it:
-        held = Held(it, monkeypatch)
-        await take_in(it, tmp_path / "chat.json")
-        await it.until(lambda: it.notices() == ["Importing chat.json ..."])
+        held = await begin_a_long_import(it, tmp_path, monkeypatch)
         await it.pilot.press(*"typed")
         assert it.main.prompt.text == "typed"
         held.go.set()
@@ -115,11 +121,8 @@ async def test_the_screen_can_be_used_during_a_long_import(
 async def test_who_waits_for_a_long_import_gets_the_chat(
     bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
     async with bench() as it:
-        held = Held(it, monkeypatch)
-        await take_in(it, tmp_path / "chat.json")
-        await it.until(lambda: it.notices() == ["Importing chat.json ..."])
+        held = await begin_a_long_import(it, tmp_path, monkeypatch)
         held.go.set()
         await it.until(lambda: it.texts() == [("user", "hay", "done")])
         assert it.notices()[-1] == "Imported long"
