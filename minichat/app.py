@@ -70,6 +70,7 @@ class MinichatApp(Notices, inherit_bindings=False):
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
     NOTIFICATION_TIMEOUT = 4
+    _takes_signals = False  # a test's process keeps its own handlers
     _ends_on_signal = False
 
     def __init__(
@@ -162,7 +163,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
         self._signal_loop.set_exception_handler(self.error_boundary.handle_from_loop)
-        if not self.is_headless:
+        if self._takes_signals:
             for number in _SIGNALS:  # asyncio's own handlers would need a loop that is not stuck
                 signal.signal(number, self._end_on_signal)
             when_gone(lambda: self._end_on_signal(signal.SIGHUP, None))
@@ -170,6 +171,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self.call_after_refresh(lambda: self.run_worker(self.lifecycle.load()))
 
     async def run_async(self, **how: Any) -> object:
+        self._takes_signals = not how.get("headless")
         try:
             return await super().run_async(**how)
         finally:  # not before the terminal is as it was: a second signal would leave it half way

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from itertools import count
@@ -152,3 +153,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no NVIDIA GPU")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A handler that a test leaves behind would end the process during another test."""
+    left = signal.getsignal(signal.SIGINT)
+    if left is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail(f"{item.nodeid} left a handler of SIGINT: {left}")
