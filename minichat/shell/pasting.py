@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
+from textual.events import Key
 from textual.message import Message
 
 # Each key takes a millisecond to handle. This many at once are a paste that the terminal did not mark. Its
@@ -22,6 +23,7 @@ _REST = re.compile(rf"{_INSIDE}+{_LETTER}")  # what follows a burst at once belo
 _SEQUENCES = re.compile(r"\x1b[^\x1b]*|[^\x1b]+")  # each fails alone
 _AT_ONCE = 0.05  # seconds
 _REPLY = re.compile(r"\x1b[]PX^_][^\x07\x1b]*$")  # an unfinished answer of the terminal
+_ESCAPED = re.compile(r"\x1b(?![][]|[PX^_][^a-z ])[^^]*$")  # Esc and text, but no answer of the terminal
 _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
 
 
@@ -89,10 +91,17 @@ class PasteParser(XTermParser):
             yield from super().feed(data)
         for sequence in _SEQUENCES.findall(self._pasting.clean(data)):
             try:
-                yield from super().feed(sequence)
+                for message in super().feed(sequence):
+                    yield _escape_key(message, sequence)
             except Exception:
                 logging.getLogger(__name__).warning("ignored input: %r", sequence[:80])
                 super(XTermParser, self).__init__()  # in the middle of a sequence it cannot continue
+
+
+def _escape_key(message: Message, sequence: str) -> Message:
+    """Esc, if text followed it so closely that Textual took both for one sequence and made a "^" of it."""
+    is_hat = isinstance(message, Key) and message.character == "^"
+    return Key("escape", _ESCAPE) if is_hat and _ESCAPED.match(sequence) else message
 
 
 def _lenient(encoding: str) -> Callable[[], IncrementalDecoder]:

@@ -77,6 +77,17 @@ def test_a_long_answer_of_the_terminal_is_no_paste() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["Tell " + "me " * 12, "Please " + "tell me " * 4])
+def test_escape_and_text_at_once(text: str) -> None:
+    keys = ["space" if each == " " else each for each in text]
+    assert read([f"\x1b{text}"]) == ["escape", *keys]
+
+
+@pytest.mark.parametrize("text", ["]52;c;" + "A" * 40, "P>|a terminal, version " + "3." * 9, "2^3 " * 9])
+def test_what_may_be_an_answer_is_no_escape_key(text: str) -> None:
+    assert "escape" not in read([f"\x1b{text}"])
+
+
 @pytest.mark.parametrize("key", ["1b:4u", "[:0u", "[0:4~", "[;:44C", "[99999999999999R", "[9:u"])
 def test_a_malformed_key_is_ignored(key: str) -> None:
     found = read([f"a\x1b{key}", "b\x1b[A", f"\x1b{key}\x1b[Bc"])
