@@ -1,5 +1,7 @@
 """Ctrl+C, restart and quit."""
 
+from collections.abc import Callable
+
 from textual.widgets import Input, TextArea
 
 from minichat.features.feature import Context, Feature, ScreenCommand
@@ -11,21 +13,28 @@ _SURE_WITHIN = 4.0  # seconds; the notice is shown as long
 
 
 class Leaver:
-    """Ends the program. Asks first if messages are lost, as on a full disk."""
+    """Ends the program. Asks first if messages are lost, as on a full disk.
+
+    `losses`: each returns what is lost with an exit code, or nothing.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked_at = -_SURE_WITHIN
-        self._asked = ""  # the command that would lose them
+        self._asked = ""  # the key that would lose them
+        store = context.chats.services.store
+        self.losses: list[Callable[[int], str]] = [
+            lambda code: "New messages are not saved" if store.loses() else ""
+        ]
 
-    async def leave(self, id: str, does: str, code: int) -> None:
-        """`id`: the command whose key was pressed. `does`: what it does."""
+    async def leave(self, key: str, does: str, code: int) -> None:
+        """`key`: what was pressed. `does`: what it does."""
         program, now = self._context.program, self._context.program.start.clock()
-        sure = self._asked == id and now - self._asked_at < _SURE_WITHIN
-        if not sure and self._context.chats.services.store.loses():
-            self._asked, self._asked_at = id, now
-            ways = f"press {self._context.keys.name(id)} again to {does} and lose them"
-            program.app.notify(f"New messages are not saved; {ways}", severity="warning")
+        sure = self._asked == key and now - self._asked_at < _SURE_WITHIN
+        lost = next(filter(None, (loss(code) for loss in self.losses)), "")
+        if lost and not sure:
+            self._asked, self._asked_at = key, now
+            program.app.notify(f"{lost}; press {key} again to {does} and lose them", severity="warning")
         else:
             await program.end(code)
 
@@ -49,7 +58,7 @@ class Interrupts:
         now = program.start.clock()
         if now < self._until:
             self._until = now + _SURE_WITHIN  # it may ask first
-            await self._context.part(Leaver).leave("program.interrupt", "quit", 0)
+            await self._context.part(Leaver).leave(self._context.keys.name("program.interrupt"), "quit", 0)
             return
         self._until = now + _TWICE
         if not sending.stop(self._context, self._context.chats.active):
@@ -63,11 +72,11 @@ async def interrupt(context: Context) -> None:
 
 async def restart(context: Context) -> None:
     if not context.lifecycle.again():
-        await context.part(Leaver).leave("program.restart", "restart", RESTART)
+        await context.part(Leaver).leave(context.keys.name("program.restart"), "restart", RESTART)
 
 
 async def leave(context: Context) -> None:
-    await context.part(Leaver).leave("program.quit", "quit", 0)
+    await context.part(Leaver).leave(context.keys.name("program.quit"), "quit", 0)
 
 
 INTERRUPT = Feature(

@@ -15,6 +15,7 @@ from textual.content import Content
 
 from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
+from minichat.features.leaving import RESTART, Leaver
 from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import EndedEarlyError, Guide
 from minichat.features.tour.pages import LONG, PAGES, SYSTEM, Page
@@ -48,6 +49,7 @@ class Tour:
     async def _begin(self) -> None:
         """Show the panel once the engine is ready."""
         context = self._context
+        context.part(Leaver).losses.append(self._loss)
         await context.lifecycle.ready.wait()
         if context.program.start.ascii:
             self._panel.marks = ASCII
@@ -65,6 +67,7 @@ class Tour:
         self._place = min(max(self._place + by, 0), len(PAGES) - 1)
         if PAGES[self._place].last:
             self._guide.hand_over(LONG)
+            self._context.workspace.prompt.focus()  # letters are a message now
         self._show()
 
     def play(self) -> None:
@@ -82,10 +85,18 @@ class Tour:
         return PAGES[self._place].do is not None and self._place not in self._begun
 
     def leave(self, keep: bool) -> None:
-        self._stop()
         if keep:
+            self._stop()
             self._guide.hand_over(LONG)
-        begin(self._context.app, partial(self._context.program.end, KEEP if keep else 0))
+            begin(self._context.app, partial(self._context.program.end, KEEP))
+        else:
+            begin(self._context.app, partial(self._context.part(Leaver).leave, "q", "quit", 0))
+
+    def _loss(self, code: int) -> str:
+        """What the user would lose: a restart keeps all chats."""
+        if code in (KEEP, RESTART) or not self._guide.has_own:
+            return ""
+        return "Your messages in this tour are not kept (k in its panel keeps them)"
 
     def _stop(self) -> None:
         if self._task is not None:

@@ -83,6 +83,11 @@ class Guide:
         own = (message for message in chat.chat.messages if message.role == "user")
         return not chat.chat.earlier and all(message.text in self._asked[chat] for message in own)
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the user has written in a chat."""
+        return not all(map(self._free, self._context.chats))
+
     async def _send(self, chat: Conversation, text: str, params: Mapping[str, Any]) -> None:
         self._asked[chat].add(text)
         chat.tune(chat.chat.params.changed(**params))

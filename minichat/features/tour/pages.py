@@ -182,7 +182,8 @@ PAGES = (
     Page(
         "End of the tour",
         "F1 lists the keys, F8 explains the current speed, and Alt+X turns techniques off, to see what they "
-        "are worth. Chat as you like, or quit: k keeps these chats, q discards them.",
+        "are worth. Chat as you like: your keys go to the prompt now. Shift+Tab leads back here, where k "
+        "quits and keeps these chats, and q discards them.",
         last=True,
     ),
 )

@@ -95,7 +95,7 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         assert "while the request waited" in seen[5], "no token is computed with half of the layers changed"
         await it.pilot.press("enter")
         assert {each.chat.params.min_tokens for each in it.app.chats} == {0}, "chat as you like"
-        await it.pilot.press("k")
+        await it.pilot.press("shift+tab", "k")
         await it.until(lambda: it.app.return_code == KEEP)
         assert len(it.app.chats) == 3
         home = Store(tmp_path / "home.db")

@@ -11,6 +11,7 @@ from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend
 from minichat.commands import tour as tour_command
 from minichat.features.leaving import RESTART
+from minichat.features.tour.pages import PAGES
 from minichat.features.tour.panel import TourPanel
 from minichat.shell.paths import locate
 from tests.app.conftest import run
@@ -65,3 +66,36 @@ async def test_a_page_leaves_the_chat_in_which_the_user_has_written(bench: Calla
         await it.pilot.press("r")  # the page's own chat is used again
         await it.until(lambda: len(it.replies) == 4)
         assert len(it.app.chats) == 2
+
+
+@run
+async def test_the_last_page_leaves_letters_to_the_prompt(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        panel = it.main.query_one(TourPanel)
+        for _ in PAGES[1:]:
+            panel.action_play()  # pages are not waited for
+            panel.action_turn_page(1)
+        await it.until(lambda: "8/8" in it.screen_text())
+        await it.pilot.press(*"quick question")
+        assert it.app.return_code is None and it.main.prompt.text == "quick question"
+        assert "Shift+Tab for" in it.screen_text()
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+q"])
+@run
+async def test_quitting_asks_if_the_user_has_written(bench: Callable[..., Any], key: str) -> None:
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter", "enter")
+        await it.until(lambda: len(it.replies) == 1)
+        await it.answered(it.replies[0])
+        await it.pilot.press("escape", *"own", "enter")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[1])
+        it.main.query_one(TourPanel).focus()
+        await it.pilot.press(key)
+        await it.until(lambda: any("are not kept" in each for each in it.notices()))
+        assert it.app.return_code is None
+        await it.pilot.press(key)
+        await it.until(lambda: it.app.return_code == 0)
