@@ -4,6 +4,7 @@ import json
 
 from tests.attach.test_residents import User, user
 from tests.cli.conftest import run
+from tests.waiting import becomes
 
 __all__ = ["run", "user"]
 
@@ -23,7 +24,7 @@ def test_a_damaged_record_is_reported_and_its_engine_can_be_stopped(user: User) 
     assert user.say("down", "--now").code == 0
     assert not resident.running()
     user.up()  # with a new record
-    assert user.ps()[0]["state"] == "ready"
+    assert becomes(lambda: user.ps()[0]["state"] == "ready")
 
 
 def test_a_record_that_names_no_process_says_what_to_do(user: User) -> None:

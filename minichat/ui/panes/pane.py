@@ -24,6 +24,7 @@ from minichat.ui.transcript import Glyphs, Transcript
 from minichat.ui.transcript.bindings import FINDING
 from minichat.ui.transcript.entry import Spot
 from minichat.ui.transcript.view import Place
+from minichat.ui.transcript.window import PAUSE
 
 _PAGE = 50  # older messages loaded at a time
 _FIGURES_EVERY = 0.5  # seconds
@@ -57,8 +58,15 @@ class ChatTranscript(Transcript):
 
     steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
 
-    def __init__(self, glyphs: Glyphs, read_all: Callable[[], None], unfolded: set[int]) -> None:
+    def __init__(
+        self,
+        glyphs: Glyphs,
+        read_all: Callable[[], None],
+        left_at: tuple[int, Spot] | None,
+        unfolded: set[int],
+    ) -> None:
         super().__init__(glyphs)
+        self._returns_to = left_at
         self._canvas.unfolded = unfolded
         self._read_all = read_all
         self._dated_at = figures.wall_clock()
@@ -71,15 +79,27 @@ class ChatTranscript(Transcript):
     def left_at(self) -> tuple[int, Spot] | None:
         """The message and the line at the top; None while the end is followed."""
         if self.following or not self._view.entries:
-            return None
+            return self._returns_to
         place = self._view.place(self._window.top)
         return place.entry.message.id, place.spot
 
-    def go_back(self, message: int, spot: Spot) -> None:
-        """Scroll to a line that was at the top, unless a match is shown."""
+    def go_back(self) -> None:
+        """Scroll once to the line that was at the top, unless a match is shown."""
+        if self._returns_to is None or not self.max_scroll_y:
+            return  # it is called again with messages and a size
+        message, spot = self._returns_to
+        if not any(each.message.id == message for each in self._view.entries):
+            self._read_all()
         entry = next((each for each in self._view.entries if each.message.id == message), None)
         if entry is not None and not self._window.revealed:
-            self.scroll_to(y=self._view.line(Place(entry, spot)))
+            if not self._window.read(entry):
+                self.set_timer(PAUSE, self.go_back)
+                return
+            self._window.begin_at(Place(entry, spot))
+        self._returns_to = None
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.go_back)
 
     def on_mount(self) -> None:
         self.set_interval(figures.CALENDAR_EVERY, self._look_at_calendar)
@@ -136,8 +156,9 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self._taken = ""  # `taken` of the running reply in the last snapshot
-        self._below, self._left_at = below, left_at
-        self.head, self.transcript = PaneHead(glyphs.cut), ChatTranscript(glyphs, self._read_all, unfolded)
+        self._below = below
+        self.head = PaneHead(glyphs.cut)
+        self.transcript = ChatTranscript(glyphs, self._read_all, left_at, unfolded)
         self.divergence = Static(classes="divergence")
 
     def compose(self) -> ComposeResult:
@@ -151,13 +172,7 @@ class ChatPane(Vertical):
         self.conversation.view = self
         self.show_messages()
         self.watch(self.transcript, "scroll_y", self._reach_back, init=False)
-        if self._left_at is not None:
-            self.call_after_refresh(self._go_back, *self._left_at)
-
-    def _go_back(self, message: int, spot: Spot) -> None:
-        if not any(each.id == message for each in self.conversation.messages):
-            self._read_all()
-        self.transcript.go_back(message, spot)
+        self.transcript.call_after_refresh(self.transcript.go_back)
 
     def on_unmount(self) -> None:
         if self.conversation.view is self:

@@ -16,7 +16,7 @@ from minichat.ui.transcript.view import Place, View
 
 _SLICE = 0.006  # seconds per slice of deferred work
 _STEPS = 8  # a growing reply scrolls by this fraction of the height at once
-_PAUSE = 0.01  # seconds between slices, for key presses
+PAUSE = 0.01  # seconds between slices, for key presses
 
 
 def budget() -> Enough:
@@ -125,8 +125,23 @@ class Viewport:
         if self.top <= self._view.line(place) < self.top + self.height - 1:
             return
         self._measure_around(place, self.height, self.height)
+        self._go(self._view.line(place) - self.height // 2)
+
+    def read(self, entry: Entry) -> bool:
+        """Read a slice of a message. Return whether all of it has been read."""
+        entry.open(budget())
+        done = entry.catch_up(budget())
+        self._view.changed(entry)
+        return done
+
+    def begin_at(self, place: Place) -> None:
+        """Scroll a line to the top."""
+        self._measure_around(place, 0, self.height)
+        self._go(self._view.line(place))
+
+    def _go(self, y: int) -> None:
         self.leave()
-        self._jump(max(0, self._view.line(place) - self.height // 2))
+        self._jump(max(0, min(y, self._widget.max_scroll_y)))
         self.following = self.top >= self._widget.max_scroll_y
         self.stay(self.top)
 
@@ -216,7 +231,7 @@ class Viewport:
 
     def _keep_reading(self) -> None:
         if self._reading is None and self._unread():
-            self._reading = self._widget.set_timer(_PAUSE, self._read_on)
+            self._reading = self._widget.set_timer(PAUSE, self._read_on)
 
     def _unread(self) -> list[Entry]:
         seen = list(self._view.between(self.top, self.top + max(1, self.height)))

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.app.conftest import run
 
 
@@ -61,3 +63,15 @@ async def test_a_chat_whose_end_was_followed_is_at_its_end(bench: Callable[..., 
         await it.pilot.press("alt+w", "alt+z")
         await it.until(lambda: it.app.chats.active.chat.title == "long" and "hay" in it.screen_text())
         assert it.main.transcript.following
+
+
+@run
+async def test_a_place_waits_for_its_message_to_be_read(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        await read_up(it)
+        before = seen(it)
+        monkeypatch.setattr("minichat.ui.transcript.window.budget", lambda: lambda: True)  # a busy machine
+        await it.pilot.press("alt+w", "alt+z")
+        await it.until(lambda: seen(it) == before)
