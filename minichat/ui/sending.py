@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Sequence
 
+from engine.api.errors import EngineError, WeightsChanging
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
 from minichat.chats.queries import PAGE
@@ -63,7 +64,15 @@ def ask(context: Context, request: Coroutine[object, object, None]) -> None:
     """Send a user's request to the engine in the background. Say if it has to wait for the link."""
     if context.engine.unlinked:
         context.app.notify("No link. This is sent when it is back", severity="warning")
-    context.program.ask(request)
+    context.program.ask(_with_way(context, request))
+
+
+async def _with_way(context: Context, request: Coroutine[object, object, None]) -> None:
+    """Run the request. Say how to cancel a conversion that it has to wait for."""
+    try:
+        await request
+    except WeightsChanging as error:
+        raise EngineError(f"{error}: Esc in {context.keys.name('view.quantization')}") from error
 
 
 def retry(context: Context, message_id: int | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import BadInput
+from engine.api.errors import WeightsChanging
 from engine.api.events import Quantized
 from engine.api.snapshot import Change, SchemeView, Snapshot, Switch
 from minichat.clients.fake import FakeBackend
@@ -96,7 +96,7 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
 
     async def refuse(_: object) -> None:
         await refused.wait()
-        raise BadInput("the weights are changing to int8; wait, or cancel that")
+        raise WeightsChanging("the weights are changing to int8; wait, or cancel that")
 
     async with bench((100, 40), backend=backend) as it:
         await it.pilot.press("f4", "down", "enter")
@@ -108,7 +108,9 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
         await it.until(lambda: "to int4: preparing" in it.screen_text())
         refused.set()
         await it.until(lambda: "to int4" not in it.screen_text())
-        await it.until(lambda: it.notices() == ["The weights are changing to int8; wait, or cancel that"])
+        await it.until(
+            lambda: it.notices() == ["The weights are changing to int8; wait, or cancel that: Esc in F4"]
+        )
 
 
 @run
