@@ -97,9 +97,16 @@ def retry(context: Context, message_id: int | None = None) -> None:
 
 
 def stop(context: Context, conversation: Conversation) -> bool:
-    """Stop the running reply. Return False if none is running. A complete one that it replaces comes back."""
+    """Stop the running reply. Return False if none is running. A complete one that it replaces comes back.
+
+    Say if the engine cannot be reached now: nothing would change on the screen.
+    """
     if not conversation.stop():
         return False
+    run, ready, lack = conversation.run, conversation.services.ready, context.engine
+    if (lack.unlinked or lack.silent) and run and (run.reply is not None or ready.is_set()):
+        why, when = ("No link", "it is back") if lack.unlinked else ("No answer", "the engine answers")
+        _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
     if conversation.versions.complete:
         way = f". To see the stopped one: {context.keys.name('program.palette')}, {EARLIER}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
@@ -110,8 +117,10 @@ def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
     way = f"Press {context.keys.name('reply.stop')} to stop"
     if busy != [context.chats.active]:  # which that key would not stop, or not all of them
         way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    notice = f"{_letters_are(busy)} still replying. {way}"
+    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way}", busy)
 
+
+def _warn_until_end(context: Context, notice: str, busy: Sequence[Conversation]) -> None:
     def end(_: Conversation) -> None:
         if not all(each.streaming for each in busy):
             context.app.end_notice(notice)

@@ -114,6 +114,24 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
 
 
 @run
+@pytest.mark.parametrize("linked", [True, False])
+async def test_a_stop_that_waits_for_the_engine_says_so(bench: Callable[..., Any], linked: bool) -> None:
+    said = ["No answer. The reply stops when the engine answers", "No link. The reply stops when it is back"]
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        await it.until(lambda: it.main.engine.latest)
+        if linked:
+            it.main.show_late(True)
+        else:
+            it.backend.emit(lost())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.notices() == [said[not linked]])
+        it.main.show_late(False)
+        it.backend.emit(back())
+        await it.answered(reply)
+
+
+@run
 async def test_what_is_chosen_without_a_link_waits_for_it(bench: Callable[..., Any]) -> None:
     queued = "No link. This is sent when it is back"
     async with bench((100, 40), backend=FakeBackend([PLAIN])) as it:
