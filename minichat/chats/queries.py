@@ -7,7 +7,7 @@ from typing import Any
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import free_letter
-from minichat.chats.model import Chat, ChatLine, Edit, Message, fork_title
+from minichat.chats.model import UNTITLED, Chat, ChatLine, Edit, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import SearchHit, found_in, holds, snippet
 
@@ -194,10 +194,11 @@ def find(
 ) -> list[SearchHit]:
     """Find titles; or in the messages from one id to before another, reasoning too. The newest come first."""
     if messages is None:
+        shown = f"CASE trim(title) WHEN '' THEN '{UNTITLED}' ELSE title END"
         held, source = (
-            "holds(title, ?1)",
+            f"holds({shown}, ?1)",
             "SELECT id, id AS chat, title, closed_at, NULL AS message, '' AS role,"
-            " created_at AS at, title AS text, '' AS reasoning FROM chats",
+            f" created_at AS at, {shown} AS text, '' AS reasoning FROM chats",
         )
     else:
         # CROSS makes SQLite scan the messages in order, so that it can stop at the limit

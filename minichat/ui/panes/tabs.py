@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.chats.model import fork_mark
+from minichat.chats.model import UNTITLED, fork_mark
 from minichat.ui.marks import UNICODE, Marks, shortened
 from minichat.ui.transcript.glyphs import one_line
 
@@ -26,7 +26,7 @@ _WIDE = 120  # columns from which all facts are shown, however many chats are op
 
 def titled(title: str) -> str:
     """A chat's title on one line, or "new chat"."""
-    return one_line(title) or "new chat"
+    return one_line(title) or UNTITLED
 
 
 def cut_title(title: str, width: int, ellipsis: str) -> str:
