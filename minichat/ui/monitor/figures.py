@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from engine.api.snapshot import Snapshot
+from minichat.models import progress
 from minichat.plural import plural
 
 _RANGES = 3
@@ -15,9 +16,11 @@ CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the ma
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: "8.1 ms", "92 ms", "1.24 s", "1,240 s"; "-" if nothing was measured."""
+    """Format a duration: "8.1 ms", "92 ms", "1.24 s", "1,240 s", "1 h 02 min"; "-" if nothing was measured."""
     if seconds <= 0:
         return "-"
+    if seconds >= 3599.5:
+        return progress.duration(seconds)
     if seconds < 0.9995:
         digits = 2 if seconds < 0.000995 else 1 if seconds < 0.00995 else 0
         return f"{seconds * 1e3:.{digits}f} ms"
