@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
-from minichat.features.decoding.typed_value import TypedValue
+from minichat.features.decoding.typed_value import TypedValue, misfit
 from minichat.session.decoding import (
     KNOBS,
     PLAIN,
@@ -270,7 +270,7 @@ class Knobs(Widget, can_focus=True):
 
     def on_key(self, event: Key) -> None:
         if event.key == "escape" and self._typing is not None:
-            self._typing = None
+            self._typing, self.trouble = None, ""
             event.stop()
         elif event.key == "end" and self._typing is not None:
             self._type(self._typing.text)
@@ -333,7 +333,7 @@ class Knobs(Widget, can_focus=True):
     # Applying changes
 
     def _type(self, text: str, *, selected: bool = False) -> None:
-        self._typing, self.trouble = TypedValue(text, selected), ""
+        self._typing, self.trouble = TypedValue(text, selected), misfit(self._here, text)
 
     def commit(self) -> None:
         """Apply the value being typed."""
