@@ -104,14 +104,24 @@ class Store:
         *,
         title: str | None = None,
         system: str | None = None,
-        draft: str | None = None,
         adapter: str | None = None,
     ) -> None:
         """Write the given columns, and keep others as another screen may have set them."""
-        texts = {"title": title, "system": system, "draft": draft, "adapter": adapter}
+        texts = {"title": title, "system": system, "adapter": adapter}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
+
+    def keep_draft(self, chat_id: int, text: str, before: str | None = None) -> None:
+        """Keep what was typed and not sent. If there is nothing now, another draft than `before` stays: of
+        another screen.
+        """
+
+        def work(db: Db) -> None:
+            if text or before is None or queries.chat_row(db, chat_id)["draft"] == storable(before):
+                queries.update_chat(db, chat_id, {"draft": storable(text)})
+
+        self._database.write(work)
 
     def keep_typed_system(self, chat_id: int, text: str | None, before: str | None = None) -> None:
         """Keep a system prompt that was typed and not accepted; None: there is none.
