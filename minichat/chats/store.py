@@ -255,7 +255,7 @@ class Store:
         def work(db: Db) -> list[Message]:
             queries.reopen(db, chat_id)  # another screen may have closed it
             queries.check_newest(db, chat_id, newest)
-            if instead_of is not None and not any(each.role == "user" for each in messages):
+            if instead_of is not None:
                 queries.keep_replaced(db, chat_id, instead_of)
             else:
                 queries.forget_replaced(db, chat_id)
@@ -285,7 +285,9 @@ class Store:
         self._database.write(work)
 
     def replaced(self, chat_id: int) -> list[Message]:
-        """The complete reply that the last one has replaced, and what followed, until the chat goes on."""
+        """The complete reply that the last one has replaced, or a message that was edited, and what followed,
+        until the chat goes on.
+        """
         return self._database.read(lambda db: queries.replaced(db, chat_id))
 
     def check_newest(self, chat_id: int, newest: int) -> None:

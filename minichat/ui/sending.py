@@ -54,6 +54,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     else:
         if files:
             context.app.notify(f"Attached: {one_line(listed(files))}")
+        if edited:
+            context.app.notify(f"Kept what you edited until the chat goes on. To see it: {_earlier(context)}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
@@ -108,9 +110,14 @@ def stop(context: Context, conversation: Conversation) -> bool:
         why, when = ("No link", "it is back") if lack.unlinked else ("No answer", "the engine answers")
         _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
     if conversation.versions.complete:
-        way = f". To see the stopped one: {context.keys.name('program.palette')}, {EARLIER}"
+        way = f". To see the stopped one: {_earlier(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
     return True
+
+
+def _earlier(context: Context) -> str:
+    """The way to the version that was shown before."""
+    return f"{context.keys.name('program.palette')}, {EARLIER}"
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
