@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine.api.errors import BadParams
 from minichat.session.decoding import Knob, parsed
+from minichat.ui.panes.keybar import Hints
 
 _WHOLE, _NUMBER = frozenset("0123456789+-_ "), frozenset("0123456789+-_ .eE")
 _BETWEEN = " |"  # what separates words, and stop texts
@@ -39,3 +40,10 @@ def misfit(row: Knob | str, text: str) -> str:
     except BadParams as error:
         return f"{row.label}: {error.problem}"
     return ""
+
+
+def typing_hint(row: Knob | str) -> Hints:
+    """How a value is typed on this row, if it can be."""
+    if not isinstance(row, Knob) or row.choices:
+        return ()
+    return (("Enter" if row.field == "grammar" else "a-z" if row.field == "stop" else "0-9", "type"),)
