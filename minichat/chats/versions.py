@@ -4,7 +4,7 @@ The store keeps the last complete one, so that it survives if minichat is killed
 """
 
 from minichat.chats.errors import StoreError
-from minichat.chats.model import Chat, Message
+from minichat.chats.model import Chat, Message, own_title, title_from
 from minichat.chats.store import Store
 
 
@@ -44,6 +44,9 @@ class Versions:
         self._others.pop()
         self._add(end, 0)
         self._chat.messages = [*before, *earlier]
+        if not (before or self._chat.earlier or own_title(self._chat.title, end[0].text)):
+            self._chat.title = title_from(earlier[0].text)
+            self._store.rename(self._chat.id, self._chat.title)
         return True
 
     def restore(self) -> bool:

@@ -105,8 +105,9 @@ async def test_an_edited_message_comes_back_with_its_reply(bench: Callable[..., 
         assert it.texts() == other
         await it.command("reply.earlier")
         assert it.texts() == first
+        assert (active.chat.title, it.app.store.chat(active.chat.id).title) == ("hello", "hello")
         await it.command("reply.earlier")
-        assert it.texts() == other
+        assert it.texts() == other and active.chat.title == "goodbye"
     async with bench() as it:
         assert it.texts() == other
         await it.command("reply.earlier")
