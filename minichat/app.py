@@ -88,11 +88,12 @@ class MinichatApp(Notices, inherit_bindings=False):
         self.error_boundary = ErrorBoundary(self)
         self._key_order = KeyOrder(self)
         self._mouse_captured = self.settings.screen.mouse
-        remembered = Remembered.read(self.paths.remembered)
+        remembered, damage = Remembered.opened(self.paths.remembered)
+        self._misfits += damage
         self._themes = LiveThemes(self, self.paths.themes, self._report_all)
-        self._themes.read(wanted := remembered.theme_for(self.settings.screen.theme))
+        self._wanted_theme = remembered.theme_for(self.settings.screen.theme)
+        self._themes.read(self._wanted_theme)
         self._following: Timer | None = None
-        self._wanted_theme = wanted
         self._saved_theme, self._checked_at = self.theme, start.clock()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
@@ -142,8 +143,7 @@ class MinichatApp(Notices, inherit_bindings=False):
     def _load_css(self, features: Sequence[Feature]) -> None:
         """Load the CSS of the features. A feature with invalid CSS goes without; the screen still starts."""
         self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
-        problems = [add_css(self.stylesheet, each) for each in features]
-        self._misfits += tuple(filter(None, problems))
+        self._misfits += tuple(filter(None, (add_css(self.stylesheet, each) for each in features)))
 
     def get_default_screen(self) -> MainScreen:
         return self.main

@@ -82,6 +82,10 @@ class UnknownCommand(BadInput):
     """There is no command with this name, or not for this sender."""
 
 
+class WeightsChanging(BadInput):
+    """The weights are changing to another scheme, and the command has to wait for that."""
+
+
 class TemplateError(BadInput):
     """A chat template failed, or took too long."""
 

@@ -7,7 +7,7 @@ of each call, because it is another one while the engine is recorded.
 
 from engine.api import events
 from engine.api.cache_spec import KV_SCHEMES
-from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.api.errors import BadInput, EngineDead, EngineError, WeightsChanging
 from engine.api.events import log
 from engine.api.snapshot import Change
 from engine.execution.changes import Recache, ReplaceLayer, Resize, UseScheme
@@ -28,7 +28,9 @@ class Lifecycle:
 
     def refuse_while_changing(self) -> None:
         if self.changing is not None:
-            raise BadInput(f"the weights are changing to {self.changing.plan.new}; wait, or cancel that")
+            raise WeightsChanging(
+                f"the weights are changing to {self.changing.plan.new}; wait, or cancel that"
+            )
 
     def set_quantization(self, scheme: str, runner: Runner, *, context: int) -> None:
         """Start a change of the weights. If it is not possible, raises and changes nothing.

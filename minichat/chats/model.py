@@ -15,6 +15,7 @@ State = Literal["done", "streaming", "stopped", "failed"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 STATES: tuple[State, ...] = ("done", "streaming", "stopped", "failed")
 TOO_LONG = "prompt"
+UNTITLED = "new chat"  # shown as the title of a chat without one
 _FORK = re.compile(r"\(fork(?: (\d{1,9}))?\)$")
 
 

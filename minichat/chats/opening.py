@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from engine.sqlite import set_journal
 from minichat.chats.errors import NewerStore
 from minichat.chats.schema import migrate
 from minichat.shell.filesystems import networked
-from minichat.shell.paths import private_folder
+from minichat.shell.paths import damaged_name, private_folder
 
 TIMEOUT = 2.0  # seconds to wait for another process's write
 # The modes of SQLite's journal and of its waits for the disk, here and on a networked file system. NORMAL
@@ -88,7 +87,7 @@ def repaired(path: Path, inode: int) -> Opened:
 def _replace_damaged(path: Path, inode: int) -> Opened:
     if os.stat(path).st_ino != inode:  # another process has already replaced it
         return connected(path)
-    aside = _free_name(path)
+    aside = damaged_name(path)
     os.rename(path, aside)
     for suffix in ("-wal", "-journal"):  # what SQLite had not yet written to the main file
         with suppress(FileNotFoundError):
@@ -175,9 +174,3 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
         into.execute("DELETE FROM replaced WHERE chat_id NOT IN (SELECT id FROM chats)")
         into.execute("DELETE FROM edits WHERE (id, message) NOT IN (SELECT chat_id, id FROM messages)")
         return into.execute("SELECT count(*) FROM messages").fetchone()[0]
-
-
-def _free_name(path: Path) -> Path:
-    stem = f"{path.stem}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (path.with_name(f"{stem}{extra}{path.suffix}") for extra in ("", *range(1, 1000)))
-    return next(name for name in names if not name.exists())

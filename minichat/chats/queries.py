@@ -7,7 +7,7 @@ from typing import Any
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
 from minichat.chats.letters import free_letter
-from minichat.chats.model import Chat, ChatLine, Edit, Message, fork_title
+from minichat.chats.model import UNTITLED, Chat, ChatLine, Edit, Message, fork_title
 from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import SearchHit, found_in, holds, snippet
 
@@ -156,17 +156,23 @@ def update_message(db: Db, message: Message) -> bool:
 
 
 def replaced(db: Db, chat_id: int) -> list[Message]:
-    """The complete reply that the last one has replaced, and what followed it."""
+    """The complete reply that the last one has replaced, or a message that was edited, and what followed."""
     rows = db.execute("SELECT * FROM replaced WHERE chat_id = ? ORDER BY id", (chat_id,))
     return [message_from(row) for row in rows]
 
 
 def keep_replaced(db: Db, chat_id: int, first: int) -> None:
-    """Keep the messages from this id on, if that is a complete reply. If not, what is kept stays."""
+    """Keep the messages from this id on, if they begin with a complete reply, or with a message that has one.
+
+    If not, what is kept stays, unless an edit has removed the message that it answered.
+    """
     end = "FROM messages WHERE chat_id = ? AND id >= ? ORDER BY id"
-    row = db.execute(f"SELECT role, state {end}", (chat_id, first)).fetchone()
-    if row is not None and tuple(row) == ("assistant", "done"):
+    rows = db.execute(f"SELECT role, state {end} LIMIT 2", (chat_id, first)).fetchall()
+    asked = bool(rows) and rows[0]["role"] == "user"
+    complete = [tuple(row) for row in rows[asked : asked + 1]] == [("assistant", "done")]
+    if asked or complete:
         forget_replaced(db, chat_id)
+    if complete:
         db.execute(f"INSERT INTO replaced ({_COLUMNS}) SELECT {_COLUMNS} {end}", (chat_id, first))
 
 
@@ -194,10 +200,11 @@ def find(
 ) -> list[SearchHit]:
     """Find titles; or in the messages from one id to before another, reasoning too. The newest come first."""
     if messages is None:
+        shown = f"CASE trim(title) WHEN '' THEN '{UNTITLED}' ELSE title END"
         held, source = (
-            "holds(title, ?1)",
+            f"holds({shown}, ?1)",
             "SELECT id, id AS chat, title, closed_at, NULL AS message, '' AS role,"
-            " created_at AS at, title AS text, '' AS reasoning FROM chats",
+            f" created_at AS at, {shown} AS text, '' AS reasoning FROM chats",
         )
     else:
         # CROSS makes SQLite scan the messages in order, so that it can stop at the limit

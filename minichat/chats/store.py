@@ -104,14 +104,24 @@ class Store:
         *,
         title: str | None = None,
         system: str | None = None,
-        draft: str | None = None,
         adapter: str | None = None,
     ) -> None:
         """Write the given columns, and keep others as another screen may have set them."""
-        texts = {"title": title, "system": system, "draft": draft, "adapter": adapter}
+        texts = {"title": title, "system": system, "adapter": adapter}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
         if changes:
             self._database.write(lambda db: queries.update_chat(db, chat_id, changes))
+
+    def keep_draft(self, chat_id: int, text: str, before: str | None = None) -> None:
+        """Keep what was typed and not sent. If there is nothing now, another draft than `before` stays: of
+        another screen.
+        """
+
+        def work(db: Db) -> None:
+            if text or before is None or queries.chat_row(db, chat_id)["draft"] == storable(before):
+                queries.update_chat(db, chat_id, {"draft": storable(text)})
+
+        self._database.write(work)
 
     def keep_typed_system(self, chat_id: int, text: str | None, before: str | None = None) -> None:
         """Keep a system prompt that was typed and not accepted; None: there is none.
@@ -245,7 +255,7 @@ class Store:
         def work(db: Db) -> list[Message]:
             queries.reopen(db, chat_id)  # another screen may have closed it
             queries.check_newest(db, chat_id, newest)
-            if instead_of is not None and not any(each.role == "user" for each in messages):
+            if instead_of is not None:
                 queries.keep_replaced(db, chat_id, instead_of)
             else:
                 queries.forget_replaced(db, chat_id)
@@ -275,7 +285,9 @@ class Store:
         self._database.write(work)
 
     def replaced(self, chat_id: int) -> list[Message]:
-        """The complete reply that the last one has replaced, and what followed, until the chat goes on."""
+        """The complete reply that the last one has replaced, or a message that was edited, and what followed,
+        until the chat goes on.
+        """
         return self._database.read(lambda db: queries.replaced(db, chat_id))
 
     def check_newest(self, chat_id: int, newest: int) -> None:

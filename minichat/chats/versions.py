@@ -1,10 +1,10 @@
-"""The versions of a reply: what was regenerated is kept, for as long as the chat does not go on.
+"""The versions of a reply: what was regenerated, or edited, is kept for as long as the chat does not go on.
 
 The store keeps the last complete one, so that it survives if minichat is killed.
 """
 
 from minichat.chats.errors import StoreError
-from minichat.chats.model import Chat, Message
+from minichat.chats.model import Chat, Message, own_title, title_from
 from minichat.chats.store import Store
 
 
@@ -20,16 +20,17 @@ class Versions:
 
     @property
     def complete(self) -> bool:
-        """Whether the one that was shown before is a complete reply."""
-        return bool(self._others) and self._others[-1][0].state == "done"
+        """Whether the one that was shown before is a complete reply, and not to another message."""
+        first = self._others[-1][0] if self._others else None
+        return first is not None and (first.role, first.state) == ("assistant", "done")
 
-    def begin(self, instead_of: int | None, *, asked: bool) -> None:
-        """A reply begins, maybe in place of this message and all after it. `asked`: to another message."""
+    def begin(self, instead_of: int | None) -> None:
+        """A reply begins, maybe in place of this message and all after it."""
         before, end = self._split(self._chat.messages, instead_of)
         after = before[-1].id if before else 0
-        if asked or after != self._after:
+        if instead_of is None or after != self._after:
             self._others, self._after = [], after
-        if not asked:
+        if instead_of is not None:
             self._add(end, len(self._others))
         self._chat.messages = before
 
@@ -43,6 +44,9 @@ class Versions:
         self._others.pop()
         self._add(end, 0)
         self._chat.messages = [*before, *earlier]
+        if not (before or self._chat.earlier or own_title(self._chat.title, end[0].text)):
+            self._chat.title = title_from(earlier[0].text)
+            self._store.rename(self._chat.id, self._chat.title)
         return True
 
     def restore(self) -> bool:

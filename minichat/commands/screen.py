@@ -111,12 +111,12 @@ def show(
 
 def say_lost(store: "Store", file: Path) -> None:
     """Say which messages are lost: the disk may have filled up only while the screen was closing."""
+    from minichat.chats.model import UNTITLED
     from minichat.ui.transcript.glyphs import one_line
 
     if lost := store.lost():
         many = "; ".join(
-            f'{plural(count, "message")} of "{one_line(title) or "new chat"}"'
-            for title, count in lost.items()
+            f'{plural(count, "message")} of "{one_line(title) or UNTITLED}"' for title, count in lost.items()
         )
         print(f"minichat: cannot write {file}. Not saved: {many}", file=sys.stderr)
 

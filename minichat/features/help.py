@@ -1,6 +1,5 @@
 """F1: all keys and what they do. Built from the same tables as the bindings."""
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby, zip_longest
 from textwrap import wrap
@@ -15,7 +14,7 @@ from textual.widgets import Input, Static
 
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 from minichat.settings.keymap import types
-from minichat.shell.keys import Keys, key_name
+from minichat.shell.keys import IDS, Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
 Row = tuple[str, str, str, str]  # keys, what they do, other words for both, and the ids of the bindings
@@ -25,7 +24,6 @@ _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the key column shrinks
 _GAP = 3  # cells between two columns
 _TWO = 2 * 52 + _GAP  # cells needed for two columns
-_IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids, replaced by their keys
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
 _LAST = "Terminals and tmux intercept some keys. {program.palette} lists every command."
 _NONE = ". {program.palette} lists every command"
@@ -95,10 +93,10 @@ class HelpScreen(Dialog[ScreenCommand]):
         sections = [_section(title, rows, column, ids=bool(words)) for title, rows in found]
         lines = _columns(sections, column, width)
         if not found:
-            text = f"Nothing matches {self._field.value!r}{self._named(_NONE)}"
+            text = f"Nothing matches {self._field.value!r}{self._keys.named(_NONE)}"
             lines = [Content.styled(text, "$text-warning")]
         elif not words:
-            lines.append(Content.styled(self._named(_LAST), "$text-muted"))
+            lines.append(Content.styled(self._keys.named(_LAST), "$text-muted"))
         self._text.update(Content("\n").join(lines))
 
     def _note_scrolling(self, scrolls: bool) -> None:
@@ -124,17 +122,13 @@ class HelpScreen(Dialog[ScreenCommand]):
         for section in self._sections:
             rows = []
             for template, what in section.rows:
-                named, ids = self._named(template), " ".join(_IDS.findall(template))
+                named, ids = self._keys.named(template), " ".join(IDS.findall(template))
                 rows.append((named, what, f"{named.replace('^', 'ctrl+')} {self._written(ids.split())}", ids))
-            yield self._named(section.title), rows
+            yield self._keys.named(section.title), rows
 
     def _written(self, ids: Iterable[str]) -> str:
         """The keys as the settings write them, such as ctrl+pagedown; they are shown as ^PgDn."""
         return " ".join(chain.from_iterable(map(self._keys.of, ids)))
-
-    def _named(self, text: str) -> str:
-        """Replace the binding ids in a text by their keys."""
-        return _IDS.sub(lambda found: self._keys.names(found[1].split()), text)
 
 
 def _matching(title: str, rows: Sequence[Row], words: Sequence[str]) -> list[Row]:

@@ -112,6 +112,18 @@ class ModelScreen(PickScreen[Model]):
     def _runs(self, model: Model) -> bool:
         return model.name == self._present and self._lifecycle.alive
 
+    def _remark(self, model: Model) -> str:
+        """What the user should know before choosing the model."""
+        if model.trouble:
+            return one_line(f"{model.title}: {model.trouble}")
+        if model.support is None:
+            return ""
+        if not model.support.native:
+            return one_line(f"{model.support.family} is not supported natively; it runs through transformers")
+        key = self._lifecycle.program.keys.name("view.quantization")
+        way = f"; {key} shows its size in memory" if self._runs(model) else ""
+        return f"{size(model.support.bytes)} on disk{way}"
+
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show a remark when a line is selected, but not again when the list is refilled around it."""
         choice = self.choice(event.option)
@@ -119,7 +131,7 @@ class ModelScreen(PickScreen[Model]):
             return
         if choice.value.name != self._noted:
             self._noted = choice.value.name
-            self.say(_model_note(choice.value, self._runs(choice.value)))
+            self.say(self._remark(choice.value))
 
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
@@ -141,17 +153,6 @@ class ModelScreen(PickScreen[Model]):
             self.say(words + (_CANCEL if self._lifecycle.fetching else ""))
         else:
             self.dismiss(None)
-
-
-def _model_note(model: Model, runs: bool) -> str:
-    """What the user should know before choosing the model."""
-    if model.trouble:
-        return one_line(f"{model.title}: {model.trouble}")
-    if model.support is None:
-        return ""
-    if not model.support.native:
-        return one_line(f"{model.support.family} is not supported natively; it runs through transformers")
-    return f"{size(model.support.bytes)} on disk" + ("; F4 shows its size in memory" if runs else "")
 
 
 def choose(context: Context) -> None:

@@ -62,7 +62,8 @@ def duration(seconds: float) -> str:
     units = [(whole // 86_400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     for (large, name), (small, under) in pairwise(units):
         if large:
-            return f"{large} {name} {small} {under}" if small and large < 10 else f"{large} {name}"
+            rest = f"{small:02}" if name == "h" else small
+            return f"{large} {name} {rest} {under}" if small and large < 10 else f"{large} {name}"
     return f"{whole} s"
 
 

@@ -272,7 +272,7 @@ class Conversation:
         added = self.services.store.add_turn(chat.id, self.newest, turn, instead_of=instead_of, title=title)
         chat.title = chat.title if title is None else title
         self.editing = None if self.editing == instead_of else self.editing
-        self.versions.begin(instead_of, asked=bool(said))
+        self.versions.begin(instead_of)
         if instead_of is not None:
             self.show_messages()
         for message in added:

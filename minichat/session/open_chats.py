@@ -123,10 +123,9 @@ class OpenChats:
         return self._add(chat, len(self._all)) if chat else None
 
     async def close(self, conversation: Conversation) -> bool:
-        """Close the chat. It stays in the store; return False if another screen has deleted it."""
+        """Close the chat, whose draft is saved. Return False if another screen has deleted it."""
         await conversation.stop_and_wait()
         try:
-            self.services.store.change_chat(conversation.chat.id, draft=conversation.chat.draft)
             self.services.store.keep_edit(conversation.chat.id, typed_edit(conversation))
             self.services.store.close_chat(conversation.chat.id)
         except ChatGone:

@@ -27,6 +27,7 @@ _STATES: dict[Finish, State] = {
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
+_STILL = {"waiting", *_TAKEN}
 # Beside a message's parameters while it streams, for the next screen: how it is sampled, and what it lacks.
 _SAMPLED, _LEFT_OUT = "sampled", "left_out"
 NEVER_SENT = "the screen was closed before the engine had the message"  # as the reason of its reply
@@ -107,7 +108,8 @@ class RunningReply:
     blocks: int = 0  # the last known number of its blocks
     finish: Finish | None = None  # once it has ended
     stop: str = ""  # the stop text that ended it
-    taken: str = ""  # "preempted" or "swapped" while the engine has taken them
+    taken: str = ""  # "preempted" or "swapped" while the engine has taken them; "waiting": see `waited`
+    waited: set[int] = field(default_factory=set)  # rows that did not run; a search waits if they stay so
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
     stopping: bool = False
@@ -173,7 +175,11 @@ class RunningReply:
     def see(self, rows: Sequence[RequestView]) -> None:
         """Note which blocks the engine's requests for this reply hold."""
         self.blocks = len({block for row in rows for block in row.blocks})
+        waiting = {row.id for row in rows if row.phase in _STILL}
         self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
+        if self.searching and waiting & self.waited and not self.taken:
+            self.taken = "waiting"
+        self.waited = waiting
 
     @property
     def searching(self) -> bool:

@@ -1,5 +1,6 @@
 """Key bindings with the user's changes, and how keys are displayed."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from textual.binding import Binding
@@ -14,6 +15,9 @@ _RUNS = (  # of key names, abbreviated
     ("Alt+1 Alt+2 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9", "Alt+1 ... Alt+9"),
     ("1 2 3 4 5 6", "1-6"),
 )
+
+
+IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids in a text
 
 
 class Keys:
@@ -44,6 +48,10 @@ class Keys:
         for long, short in _RUNS:
             names = names.replace(long, short)
         return names
+
+    def named(self, text: str) -> str:
+        """The text with its binding ids replaced by their keys: "{view.help} lists the keys"."""
+        return IDS.sub(lambda found: self.names(found[1].split()), text)
 
 
 def key_name(keys: str) -> str:

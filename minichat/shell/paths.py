@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,13 @@ def private_folder(folder: Path) -> Path:
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
     return folder
+
+
+def damaged_name(path: Path) -> Path:
+    """A free name beside it, for a file that is damaged and replaced."""
+    stem = f"{path.stem}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (path.with_name(f"{stem}{extra}{path.suffix}") for extra in ("", *range(1, 1000)))
+    return next(name for name in names if not name.exists())
 
 
 def read_file(file: Path) -> str:

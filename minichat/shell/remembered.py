@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minichat.shell.paths import private_folder
+from minichat.shell.paths import damaged_name, private_folder
 
 _MODELS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Invalid values are ignored when reading."""
+    """Invalid values are ignored when reading; `opened` says so."""
 
     models: tuple[str, ...] = ()  # newest first
     theme: str = ""
@@ -29,18 +29,42 @@ class Remembered:
     unread: tuple[int, ...] = ()  # open ones with a reply that was not shown
 
     @classmethod
-    def read(cls, file: Path) -> "Remembered":
+    def opened(cls, file: Path) -> tuple["Remembered", tuple[str, ...]]:
+        """What is remembered, for a start, and what to tell the user: a damaged file gets another name."""
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls(), ()
+        except (OSError, ValueError, RecursionError):
+            found = None
+        kept = cls._of(found)
+        if isinstance(found, dict) and all(found.get(name, value) == value for name, value in kept._values()):
+            return kept, ()
+        try:
+            file.rename(aside := damaged_name(file))
+        except OSError as error:
+            return kept, (f"{file} is damaged, and cannot be renamed: {error.strerror}",)
+        if kept != cls():
+            kept.write(file)
+        lost = "the theme, pins and tabs of the last screen may be lost"
+        return kept, (f"{file} was damaged: it was renamed to {aside.name}; {lost}",)
+
+    @classmethod
+    def read(cls, file: Path) -> "Remembered":
+        try:
+            return cls._of(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError):
             return cls()
+
+    @classmethod
+    def _of(cls, found: object) -> "Remembered":
         if not isinstance(found, dict):
             return cls()
         models = found.get("models")
         names = [each for each in models if isinstance(each, str)] if isinstance(models, list) else []
         active = found.get("active")
         return cls(
-            tuple(names[:_MODELS]),
+            tuple(names),
             _text(found, "theme"),
             _text(found, "instead_of"),
             _numbers(found, "chats"),
@@ -48,6 +72,11 @@ class Remembered:
             _numbers(found, "pinned"),
             _numbers(found, "unread"),
         )
+
+    def _values(self) -> Iterable[tuple[str, object]]:
+        """Each as the file has it."""
+        for name, value in asdict(self).items():
+            yield name, list(value) if isinstance(value, tuple) else value
 
     def write(self, file: Path) -> None:
         """Write the file atomically; ignore a failing disk."""

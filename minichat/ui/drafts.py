@@ -58,9 +58,9 @@ class SavedDrafts:
         keep(active, context.workspace.prompt.text)
         for each in list(context.chats):
             if self._kept.get(each) != (draft := each.chat.draft):
-                self._kept[each] = draft
+                before, self._kept[each] = self._kept.get(each), draft
                 with context.program.reporting_errors():
-                    store.change_chat(each.chat.id, draft=draft)
+                    store.keep_draft(each.chat.id, draft, before)
             edit = typed_edit(each)
             if each not in self._kept_edits or self._kept_edits[each] != edit:
                 self._kept_edits[each] = edit
@@ -68,6 +68,6 @@ class SavedDrafts:
                     store.keep_edit(each.chat.id, edit)
             typed = each.chat.typed_system
             if each not in self._kept_systems or self._kept_systems[each] != typed:
-                before, self._kept_systems[each] = self._kept_systems.get(each), typed
+                used, self._kept_systems[each] = self._kept_systems.get(each), typed
                 with context.program.reporting_errors():
-                    store.keep_typed_system(each.chat.id, typed, before)
+                    store.keep_typed_system(each.chat.id, typed, used)

@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Sequence
 
+from engine.api.errors import EngineError, WeightsChanging
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
 from minichat.chats.model import Message
 from minichat.chats.queries import PAGE
@@ -53,6 +54,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     else:
         if files:
             context.app.notify(f"Attached: {one_line(listed(files))}")
+        if edited:
+            context.app.notify(f"Kept what you edited until the chat goes on. To see it: {_earlier(context)}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
@@ -63,7 +66,15 @@ def ask(context: Context, request: Coroutine[object, object, None]) -> None:
     """Send a user's request to the engine in the background. Say if it has to wait for the link."""
     if context.engine.unlinked:
         context.app.notify("No link. This is sent when it is back", severity="warning")
-    context.program.ask(request)
+    context.program.ask(_with_way(context, request))
+
+
+async def _with_way(context: Context, request: Coroutine[object, object, None]) -> None:
+    """Run the request. Say how to cancel a conversion that it has to wait for."""
+    try:
+        await request
+    except WeightsChanging as error:
+        raise EngineError(f"{error}: Esc in {context.keys.name('view.quantization')}") from error
 
 
 def retry(context: Context, message_id: int | None = None) -> None:
@@ -88,21 +99,35 @@ def retry(context: Context, message_id: int | None = None) -> None:
 
 
 def stop(context: Context, conversation: Conversation) -> bool:
-    """Stop the running reply. Return False if none is running. A complete one that it replaces comes back."""
+    """Stop the running reply. Return False if none is running. A complete one that it replaces comes back.
+
+    Say if the engine cannot be reached now: nothing would change on the screen.
+    """
     if not conversation.stop():
         return False
+    run, ready, lack = conversation.run, conversation.services.ready, context.engine
+    if (lack.unlinked or lack.silent) and run and (run.reply is not None or ready.is_set()):
+        why, when = ("No link", "it is back") if lack.unlinked else ("No answer", "the engine answers")
+        _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
     if conversation.versions.complete:
-        way = f". To see the stopped one: {context.keys.name('program.palette')}, {EARLIER}"
+        way = f". To see the stopped one: {_earlier(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
     return True
+
+
+def _earlier(context: Context) -> str:
+    """The way to the version that was shown before."""
+    return f"{context.keys.name('program.palette')}, {EARLIER}"
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
     way = f"Press {context.keys.name('reply.stop')} to stop"
     if busy != [context.chats.active]:  # which that key would not stop, or not all of them
         way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    notice = f"{_letters_are(busy)} still replying. {way}"
+    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way}", busy)
 
+
+def _warn_until_end(context: Context, notice: str, busy: Sequence[Conversation]) -> None:
     def end(_: Conversation) -> None:
         if not all(each.streaming for each in busy):
             context.app.end_notice(notice)

@@ -200,7 +200,7 @@ def test_others_can_write_during_a_long_import(store: Store) -> None:
         time.sleep(0.001)
     writes = 0
     while importing.is_alive():
-        store.change_chat(other.id, draft=f"{writes}")
+        store.keep_draft(other.id, f"{writes}")
         unfinished = [each for each in store.listing() if each.closed_at is not None]
         assert [each.title for each in unfinished] in ([], ["long (import not finished)"])
         writes += bool(unfinished)

@@ -38,6 +38,11 @@ def test_finds_all_words_in_any_case_without_wildcards(filled: Store, query: str
     assert [hit.title for hit in filled.search(query)] == titles
 
 
+def test_an_untitled_chat_is_found_by_the_title_that_is_shown(filled: Store) -> None:
+    untitled = filled.create_chat()
+    assert [(hit.chat, hit.message) for hit in filled.search("NEW chat")] == [(untitled.id, None)]
+
+
 def test_titles_come_first_then_the_newest_message(filled: Store) -> None:
     hits = filled.search("block")
     assert [hit.role for hit in hits] == ["", "assistant", "user"]

@@ -34,7 +34,7 @@ def test_everything_is_restored_after_a_restart(opened: Opener) -> None:
     reply = first.append(chat.id, "assistant", "", state="streaming", params={"temperature": 0.3})
     reply = replace(reply, text="2", reasoning="one and one", state="done", stats=STATS)
     assert first.update(reply)
-    first.change_chat(chat.id, draft="and 2 + 2")
+    first.keep_draft(chat.id, "and 2 + 2")
     first.close()
 
     (found,) = opened().open_chats()

@@ -6,7 +6,7 @@ import pytest
 
 from minichat.ui.panes.tabs import ChatTabs, Tab
 from tests.app.conftest import run
-from tests.widgets.monitor.stage import staged
+from tests.widgets.monitor.stage import received, staged
 
 FACTS = "pocket  bfloat16  cpu"
 
@@ -126,3 +126,17 @@ async def test_narrow_tabs_of_forks_read_as_forks() -> None:
                 replace(each, title=title) for each, title in zip(tabs(13), titles, strict=True)
             )
             assert [line._cut(at, titles[at], longest) for at in (0, 1, 2, 9, 12)] == list(names)
+
+
+@run
+async def test_a_click_on_the_sign_of_chats_that_are_left_out_goes_to_the_next_of_them() -> None:
+    line = ChatTabs()
+    async with staged(line, (80, 1)) as pilot:  # type: ignore[arg-type]
+        line.facts = FACTS
+        line.tabs = tuple(replace(each, active=at == 8) for at, each in enumerate(tabs(16)))
+        await pilot.pause()
+        text = line.render().plain
+        seen = [at for at, letter in enumerate("ABCDEFGHIJKLMNOP") if f" {letter} " in text]
+        for sign in "‹›":
+            await pilot.click(ChatTabs, offset=(text.index(sign), 0))
+        assert [each.index for each in received(pilot, ChatTabs.TabActivated)] == [seen[0] - 1, seen[-1] + 1]

@@ -39,7 +39,7 @@ async def fork(context: Context, message: Message | None = None) -> None:
 
 async def close(context: Context) -> None:
     conversation = context.chats.active
-    context.workspace.keep_draft()
+    context.workspace.keep_drafts()
     replying = conversation.streaming
     kept = await context.chats.close(conversation)
     context.workspace.take_away(conversation)

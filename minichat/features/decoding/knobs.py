@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
-from minichat.features.decoding.typed_value import TypedValue
+from minichat.features.decoding.typed_value import TypedValue, misfit, typing_hint
 from minichat.session.decoding import (
     KNOBS,
     PLAIN,
@@ -107,7 +107,7 @@ class Knobs(Widget, can_focus=True):
         return (
             ("decoding.up decoding.down", "field"),
             *([("decoding.less decoding.more", "change")] if _turned(self._here) else []),
-            *_typing_hint(self._here),
+            *typing_hint(self._here),
             ("^S", "save"),
             ("Esc", "close"),
         )
@@ -270,7 +270,7 @@ class Knobs(Widget, can_focus=True):
 
     def on_key(self, event: Key) -> None:
         if event.key == "escape" and self._typing is not None:
-            self._typing = None
+            self._typing, self.trouble = None, ""
             event.stop()
         elif event.key == "end" and self._typing is not None:
             self._type(self._typing.text)
@@ -292,7 +292,11 @@ class Knobs(Widget, can_focus=True):
 
     def on_click(self, event: Click) -> None:
         if event.y < len(shown := self._shown()):
+            again = shown[event.y] == self.row and self._typing is None
+            line = self._line(self.row, self._here).plain.rstrip()
             self._select(shown[event.y])
+            if again and event.x in (_LABEL + 1, len(line) - 1) and line.endswith(self.marks.right):
+                self.action_change(1 if event.x > _LABEL + 1 else -1)
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
         event.stop()
@@ -333,7 +337,7 @@ class Knobs(Widget, can_focus=True):
     # Applying changes
 
     def _type(self, text: str, *, selected: bool = False) -> None:
-        self._typing, self.trouble = TypedValue(text, selected), ""
+        self._typing, self.trouble = TypedValue(text, selected), misfit(self._here, text)
 
     def commit(self) -> None:
         """Apply the value being typed."""
@@ -391,10 +395,3 @@ def _typed(knob: Knob) -> bool:
 def _turned(row: Knob | str) -> bool:
     """Whether Left and Right change it."""
     return not isinstance(row, Knob) or bool(row.choices or row.step)
-
-
-def _typing_hint(row: Knob | str) -> Hints:
-    """How a value is typed on this row, if it can be."""
-    if not isinstance(row, Knob) or row.choices:
-        return ()
-    return (("Enter" if row.field == "grammar" else "a-z" if row.field == "stop" else "0-9", "type"),)

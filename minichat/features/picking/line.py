@@ -1,11 +1,13 @@
 """The tokens of a reply in a line, colored by probability, and the alternatives at one of them."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.events import Click
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -84,11 +86,20 @@ class TokenPicker(Widget, can_focus=True):
             lines.append(Content.styled(self.trouble, "$text-error"))
         elif not self.rows:
             lines.append(Content.styled("computing the alternatives ...", "$text-muted"))
-        room = max(self.size.height - _LINES, 1)
-        first = max(0, min(self.choice - room + 1, len(self.rows) - room))
-        for place, row in list(enumerate(self.rows))[first : first + room]:
+        first = self._first_row
+        for place, row in list(enumerate(self.rows))[first : first + self._room]:
             lines.append(row_of(row, self.marks, self.size.width, here=place == self.choice))
         return Content("\n").join(lines)
+
+    @property
+    def _room(self) -> int:
+        """Lines for candidates."""
+        return max(self.size.height - _LINES, 1)
+
+    @property
+    def _first_row(self) -> int:
+        """The first visible candidate."""
+        return max(0, min(self.choice - self._room + 1, len(self.rows) - self._room))
 
     def _head(self) -> Content:
         left = Content.assemble(
@@ -153,6 +164,17 @@ class TokenPicker(Widget, can_focus=True):
     def action_take(self) -> None:
         if self.rows:
             self.post_message(self.CandidateChosen(self.choice))
+
+    def on_click(self, event: Click) -> None:
+        """Go to the token or the candidate under the pointer."""
+        if not self.words or (at := event.get_content_offset(self)) is None:
+            return
+        if 0 < at.y < _LINES:
+            edges = accumulate(map(self._cells, seen := self.seen()))
+            place = next((place for place, end in zip(seen, edges, strict=True) if at.x < end), self.at)
+            self.action_move(place - self.at)
+        elif at.y >= _LINES and not self.trouble:
+            self.action_choose(self._first_row + at.y - _LINES - self.choice)
 
     def action_leave(self) -> None:
         self.post_message(self.Closed())

@@ -133,7 +133,7 @@ class Tour:
             Content.assemble(
                 (page.title, "bold $text-accent"), (f"  {self._place + 1}/{len(PAGES)}", "$text-muted")
             ),
-            Content(page.text),
+            Content(self._context.keys.named(page.text)),
         ]
         if self._waits:
             lines.append(Content.styled(self._watch(page), "bold"))

@@ -39,6 +39,10 @@ class Guide:
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.events.connect(self._see_events)
 
+    def key(self, id: str) -> str:
+        """The key of a command, as it is bound now."""
+        return self._context.keys.name(id)
+
     def start_page(self) -> None:
         """Forget the events of the page before."""
         self._events.clear()

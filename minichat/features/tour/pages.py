@@ -25,7 +25,7 @@ class Page:
     """A page. `do` runs the engine and returns a report of what actually happened."""
 
     title: str
-    text: str
+    text: str  # the ids of bindings in braces are replaced by their keys
     watch: str = ""  # what to look at, shown before it begins; {where} is where the engine is shown
     do: Callable[[Guide], Awaitable[str]] | None = None
     last: bool = False
@@ -56,7 +56,10 @@ async def _prefix(guide: Guide) -> str:
     guide.glow(chat)
     tokens = guide.prompt_tokens(chat)
     if not admitted.cached and not guide.reads_prefixes:
-        return f"None of its {tokens} tokens were looked for: the prefix cache is off. Alt+X turns it on."
+        off = "the prefix cache is off"
+        return (
+            f"None of its {tokens} tokens were looked for: {off}. {guide.key('engine.switches')} turns it on."
+        )
     if not admitted.cached:
         return f"None of its {tokens} tokens were found: the blocks of earlier chats have left the cache."
     return (
@@ -112,7 +115,8 @@ async def _decoding(guide: Guide) -> str:
     done = await guide.wait_for(Finished, chat)
     return (
         f"From step {updated.step} on, the reply was greedy, in the middle of a sentence; it ended after "
-        f"{done.tokens} tokens. F3 shows all decoding settings of a chat and the likeliest next tokens."
+        f"{done.tokens} tokens. {guide.key('view.decoding')} shows all decoding settings of a chat and the "
+        "likeliest next tokens."
     )
 
 
@@ -128,7 +132,7 @@ async def _switch(guide: Guide) -> str:
     sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(switched.scheme))}"
     return (
         f"{sizes} in {after}, one layer at a time, while the request waited. Then it continued, and ended "
-        f"after {done.tokens} tokens. F4 lists all schemes and their sizes."
+        f"after {done.tokens} tokens. {guide.key('view.quantization')} lists all schemes and their sizes."
     )
 
 
@@ -181,9 +185,9 @@ PAGES = (
     ),
     Page(
         "End of the tour",
-        "F1 lists the keys, F8 explains the current speed, and Alt+X turns techniques off, to see what they "
-        "are worth. Chat as you like: your keys go to the prompt now. Shift+Tab leads back here, where k "
-        "quits and keeps these chats, and q discards them.",
+        "{view.help} lists the keys, {view.why} explains the current speed, and {engine.switches} turns "
+        "techniques off, to see what they are worth. Chat as you like: your keys go to the prompt now. "
+        "Shift+Tab leads back here, where k quits and keeps these chats, and q discards them.",
         last=True,
     ),
 )

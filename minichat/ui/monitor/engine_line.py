@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.figures import duration, token_rate
-from minichat.ui.monitor.graphs import bar, graph
+from minichat.ui.monitor.graphs import bar, finite, graph
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import ASCII, UNICODE
 from minichat.ui.switches import changed_switches
@@ -53,7 +53,7 @@ class EngineLine(Widget):
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         rates = snapshot.rates
         rate = rates.prefill + rates.decode
-        self._history.append(rate)
+        self._history.append(finite(rate))
         phases = Counter(request.phase for request in snapshot.requests)
         out = phases["preempted"] + phases["swapped"]
         self.facts = EngineSummary(

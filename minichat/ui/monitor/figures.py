@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Iterable
+from math import inf, isfinite
 
 from engine.api.snapshot import Snapshot
+from minichat.models import progress
 from minichat.plural import plural
 
 _RANGES = 3
@@ -15,18 +17,25 @@ CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the ma
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: "8.1 ms", "92 ms", "1.24 s", "1,240 s"; "-" if nothing was measured."""
-    if seconds <= 0:
+    """Format a duration: "8.1 ms", "92 ms", "1.24 s", "1,240 s", "1 h 02 min"; "-" if none was measured."""
+    if not 0 < seconds < inf:
         return "-"
+    if seconds >= 3599.5:
+        return progress.duration(seconds)
     if seconds < 0.9995:
         digits = 2 if seconds < 0.000995 else 1 if seconds < 0.00995 else 0
         return f"{seconds * 1e3:.{digits}f} ms"
     return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:,.0f} s"
 
 
+def number(value: float, form: str) -> str:
+    """Format a number; "-" for one that an engine elsewhere could not measure."""
+    return format(value, form) if isfinite(value) else "-"
+
+
 def per_second(rate: float) -> str:
     """Format a rate without its unit: "1,240", "38", "0.24"."""
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return number(rate, ",.0f" if rate >= 10 else ".2g")
 
 
 def token_rate(rate: float) -> str:
@@ -59,6 +68,8 @@ def day(at: float) -> str:
 
 def size(count: float) -> str:
     """Format a size in bytes: "5.2 GB"."""
+    if not isfinite(count):
+        return "-"
     unit = 0
     while count >= 999.5 and unit < len(_SIZES) - 1:
         count, unit = count / 1000, unit + 1

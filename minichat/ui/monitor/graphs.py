@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from math import floor, log10
+from math import floor, inf, isfinite, log10
 
 WINDOWS = {"30 s": 30.0, "2 min": 120.0, "10 min": 600.0}
 KEPT = 8192  # samples: ten minutes at 13 a second
@@ -48,13 +48,18 @@ def bar(share: float, width: int, full: str, rest: str) -> str:
 def shares(parts: Sequence[float], width: int) -> list[int]:
     """Divide the cells among the parts. All cells are used; a zero part gets none."""
     total = sum(parts)
-    if total <= 0:
+    if not 0 < total < inf:
         return [0] * len(parts)
     edges, reached = [0], 0.0
     for part in parts:
         reached += part
         edges.append(round(reached / total * width))
     return [after - before for before, after in pairwise(edges)]
+
+
+def finite(value: float) -> float:
+    """The value of a graph; 0 for one that is no number."""
+    return value if isfinite(value) else 0.0
 
 
 class History:
@@ -66,7 +71,8 @@ class History:
     def add(self, at: float, *figures: float) -> None:
         if self._samples and at < self._samples[-1][0]:
             self._samples.clear()  # a new engine has a new clock
-        self._samples.append((at, figures))
+        if isfinite(at):
+            self._samples.append((at, tuple(map(finite, figures))))
 
     @property
     def now(self) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 from engine.api.snapshot import Quantiles, Snapshot, StepTimes
-from minichat.ui.monitor.figures import duration, size, whose_memory
+from minichat.ui.monitor.figures import duration, number, size, whose_memory
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
@@ -80,7 +80,7 @@ def _load(shot: Snapshot) -> str:
     if (load := shot.load) is None:
         return ""
     each = [rank.load.busy for rank in shot.ranks if rank.load is not None] or [load.busy]
-    return f"GPU {_shares(each)}  {load.watts:.0f} of {load.limit:.0f} W"
+    return f"GPU {_shares(each)}  {number(load.watts, '.0f')} of {number(load.limit, '.0f')} W"
 
 
 def _quantiles(name: str, seconds: Quantiles) -> Row:
@@ -99,8 +99,8 @@ def _parts(times: StepTimes, signs: str, width: int) -> Row:
     for letters in (6, 2, 0):
         spans: list[Span] = [(" ", "")]
         for name, sign, seconds, look in zip(_PARTS, signs, astuple(times), _LOOKS, strict=True):
-            figure = f"{seconds * 1e3:.1f}" if seconds < 0.0995 else f"{seconds * 1e3:.0f}"
-            spans += [(f"{sign} ", look), (f"{name[:letters]} ".lstrip(), "muted"), (f"{figure} ", "value")]
+            taken = number(seconds * 1e3, ".1f" if seconds < 0.0995 else ".0f")
+            spans += [(f"{sign} ", look), (f"{name[:letters]} ".lstrip(), "muted"), (f"{taken} ", "value")]
         if _length(spans) <= width + 1:
             break
     return tuple(spans)
@@ -121,17 +121,17 @@ def _bubbles(bubbles: Sequence[float]) -> str:
 
 def _shares(found: Sequence[float]) -> str:
     each = found if len(found) <= _ONE_BY_ONE else [sum(found) / len(found)]
-    return " ".join(f"{share:.0%}" for share in each)
+    return " ".join(number(share, ".0%") for share in each)
 
 
 def _memory(memory: dict[str, int], whose: str, width: int, lines: int, cut: str) -> list[Row]:
     """What each kind takes, on up to so many lines; a sign if some are left out."""
     rows: list[list[Span]] = [[(f" {whose}", "muted")]]
     for name, taken in ((name, memory[key]) for key, name in _MEMORY.items() if memory.get(key)):
-        figure = size(taken)
-        if len(rows[-1]) > 1 and _length(rows[-1]) + len(f"{name} {figure}") > width:
+        words = size(taken)
+        if len(rows[-1]) > 1 and _length(rows[-1]) + len(f"{name} {words}") > width:
             rows.append([(" ", "")])
-        rows[-1] += [(f"{name} ", "muted"), (figure, "value"), ("  ", "")]
+        rows[-1] += [(f"{name} ", "muted"), (words, "value"), ("  ", "")]
     shown = rows[: max(lines, 1)]
     if len(shown) < len(rows):
         last = shown[-1]

@@ -10,7 +10,7 @@ from textual.message import Message
 from engine.api.snapshot import RequestView, Snapshot
 from engine.api.speculation import Speculation
 from minichat.ui.monitor.bindings import MAXIMIZE, down, up
-from minichat.ui.monitor.figures import brief, request_name
+from minichat.ui.monitor.figures import brief, number, request_name
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Signs, clip
 from minichat.ui.panes.keybar import Hints, HintsChanged
@@ -49,7 +49,7 @@ def _draft(stats: Speculation | None) -> str:
         return "off"
     if not stats.verifications:
         return "starting"
-    return f"{stats.acceptance:.0%} {stats.gain:.1f}x" if stats.gain else f"{stats.acceptance:.0%}"
+    return f"{stats.acceptance:.0%} {number(stats.gain, '.1f')}x" if stats.gain else f"{stats.acceptance:.0%}"
 
 
 def _cached(tokens: int) -> str:

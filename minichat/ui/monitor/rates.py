@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.api.snapshot import Snapshot
 from engine.api.speculation import Speculation
 from minichat.plural import plural
-from minichat.ui.monitor.figures import clock_time, per_second
-from minichat.ui.monitor.graphs import KEPT, WINDOWS, History, graph, rounded_up
+from minichat.ui.monitor.figures import clock_time, number, per_second
+from minichat.ui.monitor.graphs import KEPT, WINDOWS, History, finite, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
 from minichat.ui.snapshot_poller import quiet
 
@@ -91,11 +91,11 @@ class RateGraphs(Pane):
             self._time_axis(tops, width),
             (
                 (" batch ", "muted"),
-                (f"{rates.batch:.1f}", "value"),
+                (number(rates.batch, ".1f"), "value"),
                 ("  step ", "muted"),
-                (f"{rates.step_tokens:,.0f} tok", "value"),
+                (f"{number(rates.step_tokens, ',.0f')} tok", "value"),
                 ("  prefix hits " if width >= 48 else "  hits ", "muted"),
-                (f"{shot.prefix_hit_rate:.0%}", "value"),
+                (number(shot.prefix_hit_rate, ".0%"), "value"),
             ),
             (
                 (" ", ""),
@@ -113,7 +113,7 @@ class RateGraphs(Pane):
         """The rows of a graph, and the value at their top."""
         cells = _cells(width)
         history = self._history.columns(figure, WINDOWS[self.window], self._dots(cells))
-        top = rounded_up(max([value, *history]))
+        top = rounded_up(max([finite(value), *history]))
         drawn = graph(history, cells, lines, ascii=self.signs.ascii, top=top)
         present = f" {name:<7} {per_second(value):>7} tok/s"
         labels = [f"{per_second(top):>16}", *[""] * (lines - 2), present] if lines > 1 else [present]
@@ -167,7 +167,9 @@ def _speculation(stats: Speculation) -> tuple[Row, ...]:
     """The results of speculative decoding over all requests so far, if any used it."""
     if not stats.verifications:
         return ()
-    gain: tuple[Span, ...] = (("  gain ", "muted"), (f"{stats.gain:.2f}x", "value")) if stats.gain else ()
+    gain: tuple[Span, ...] = (
+        (("  gain ", "muted"), (f"{number(stats.gain, '.2f')}x", "value")) if stats.gain else ()
+    )
     return (
         (
             (" drafts ", "muted"),

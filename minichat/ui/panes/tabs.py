@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.chats.model import fork_mark
+from minichat.chats.model import UNTITLED, fork_mark
 from minichat.ui.marks import UNICODE, Marks, shortened
 from minichat.ui.transcript.glyphs import one_line
 
@@ -26,7 +26,7 @@ _WIDE = 120  # columns from which all facts are shown, however many chats are op
 
 def titled(title: str) -> str:
     """A chat's title on one line, or "new chat"."""
-    return one_line(title) or "new chat"
+    return one_line(title) or UNTITLED
 
 
 def cut_title(title: str, width: int, ellipsis: str) -> str:
@@ -78,8 +78,7 @@ class ChatTabs(Widget):
         room = width - len(facts) - sum(label.cell_length for _, label in labels)
         self._spans, column = [], 0
         for index, label in labels:
-            if index >= 0:
-                self._spans.append((column, column + label.cell_length, index))
+            self._spans.append((column, column + label.cell_length, index))
             column += label.cell_length
         return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
 
@@ -94,7 +93,7 @@ class ChatTabs(Widget):
         return next((facts for facts, needed in tries if len(facts) + max(needed, _TABS) <= width), "")
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
-        """The labels that fit around the active one, with marks if some are left out."""
+        """The labels that fit around the active one. If some are left out, a mark leads to the next."""
         for lengths in self._lengths(room):
             if self._cells(*lengths) <= room:
                 return list(enumerate(self._of_lengths(*lengths)))
@@ -114,9 +113,11 @@ class ChatTabs(Widget):
             else:
                 break
         window = [(index, labels[index]) for index in range(first, last + 1)]
-        before = [(-1, Content.styled(f"{self.marks.left} ", "$text-muted"))] if first else []
+        before = [(first - 1, Content.styled(f"{self.marks.left} ", "$text-muted"))] if first else []
         after = (
-            [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
+            [(last + 1, Content.styled(f" {self.marks.right}", "$text-muted"))]
+            if last + 1 < len(labels)
+            else []
         )
         return [*before, *window, *after]
 

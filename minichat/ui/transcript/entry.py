@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from minichat.chats.model import Message
+from minichat.models import progress
 from minichat.plural import plural
 from minichat.ui.monitor.figures import day, duration, token_rate
 from minichat.ui.transcript.glyphs import drawable, one_line
@@ -336,8 +337,8 @@ class Entry:
         unfolded = thought is not None and thought.unfolded
         parts = [f"{glyphs.open if unfolded else glyphs.folded} thought"]
         if thought is not None and thought.seconds is not None:
-            seconds = f"{thought.seconds:.0f}" if thought.seconds >= 1 else "less than 1"
-            parts.append(f"for {seconds} s,")
+            seconds = progress.duration(thought.seconds) if thought.seconds >= 1 else "less than 1 s"
+            parts.append(f"for {seconds},")
         words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
         parts.append(plural(words, "word") if words else f"{len(self.message.reasoning):,} characters")
         parts.append(f" {self._canvas.unfolds} to {'hide' if unfolded else 'show'}")

@@ -92,7 +92,7 @@ async def test_a_chat_opened_on_the_other_screen_gets_a_tab_with_its_first_messa
         await it.pilot.press("alt+2")
         await it.until(lambda: "heard there" in it.screen_text())
         assert [each.chat.id for each in it.app.chats] == [active.chat.id, opened]
-        other.change_chat(opened, draft="typed elsewhere")
+        other.keep_draft(opened, "typed elsewhere")
         await it.pilot.press("alt+1", "ctrl+q")
         await it.until(lambda: not it.app.is_running)
     assert other.chat(opened).draft == "typed elsewhere"
@@ -269,6 +269,26 @@ async def test_a_reply_that_another_screen_receives_is_followed_without_a_key(
 
 
 @run
+@pytest.mark.parametrize("how", ["sends", "closes"])
+async def test_what_the_other_screen_types_is_still_there_after_this_one(
+    bench: Callable[..., Any], other: Store, how: str
+) -> None:
+    async with bench() as it:
+        chat = it.app.chats.active.chat.id
+        await it.pilot.press(*"mine")
+        await it.until(lambda: other.chat(chat).draft == "mine")
+        other.keep_draft(chat, "typed elsewhere")
+        if how == "sends":
+            await it.pilot.press("enter")
+            await it.until(lambda: it.replies)
+            await it.answered(it.replies[-1])
+        else:
+            await it.pilot.press("alt+w")
+            await it.until(lambda: it.app.chats.active.chat.id != chat)
+        assert other.chat(chat).draft == "typed elsewhere"
+
+
+@run
 async def test_quitting_keeps_what_was_typed_on_the_other_screen(
     bench: Callable[..., Any], other: Store
 ) -> None:
@@ -276,7 +296,7 @@ async def test_quitting_keeps_what_was_typed_on_the_other_screen(
         first = it.app.chats.active.chat.id
         await it.pilot.press("ctrl+n", *"here")
         second = it.app.chats.active.chat.id
-        other.change_chat(first, draft="typed elsewhere")
+        other.keep_draft(first, "typed elsewhere")
         await it.pilot.press("ctrl+q")
         await it.until(lambda: not it.app.is_running)
     assert [other.chat(each).draft for each in (first, second)] == ["typed elsewhere", "here"]

@@ -146,6 +146,22 @@ async def test_a_chat_alone_says_that_the_blocks_of_its_reply_were_taken(bench: 
         await it.until(lambda: "preempted" not in title())
 
 
+def test_a_search_waits_while_one_of_its_rows_gets_no_slot() -> None:
+    """A row that has just forked waits until the next step, too: that is no wait."""
+    reply = RunningReply(Message(1, "assistant", "", params={"beams": 2}), 0.0, begun=True)
+    first, second = snapshot(running=(0, 1)).requests
+    waits = second._replace(phase="waiting", blocks=(), group=0)
+    seen = []
+    for rows in ((first, waits), (first, waits._replace(id=2)), (first, waits._replace(id=2)), (first,)):
+        reply.see(rows)
+        seen.append(reply.doing)
+    assert seen == ["searching", "searching", "waiting", "searching"]
+    sampled = RunningReply(Message(1, "assistant", ""), 0.0, begun=True)
+    for _ in range(2):
+        sampled.see((first, waits))
+    assert sampled.doing == "writing", "the displayed sample goes on"
+
+
 def test_a_reply_goes_on_while_one_of_its_rows_has_blocks() -> None:
     reply = RunningReply(Message(1, "assistant", ""), 0.0)
     first, second = snapshot(running=(0, 1)).requests

@@ -59,6 +59,26 @@ async def test_backspace_clears_a_value_that_is_not_being_typed(bench: Callable[
 
 
 @run
+async def test_what_is_no_number_is_said_as_it_is_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        for field, typed, wrong, why in (
+            ("temperature", "-1e-", "x", "temperature: must be a number, got '-1e-x'"),
+            ("top_k", "4", ".", "top-k: must be a whole number, got '4.'"),
+        ):
+            with case(field):
+                row(it, field)
+                await it.pilot.press(*typed)
+                assert not it.drawer.knobs.trouble, "it may become a number"
+                await it.pilot.press(wrong)
+                assert it.drawer.knobs.trouble == why
+                await it.pilot.press("backspace")
+                assert not it.drawer.knobs.trouble
+                await it.pilot.press(wrong, "escape")
+                assert not it.drawer.knobs.trouble
+
+
+@run
 async def test_ctrl_u_clears_a_value_and_ctrl_w_deletes_its_last_word(
     bench: Callable[..., Any],
 ) -> None:

@@ -102,7 +102,7 @@ def test_sizes(count: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "1 s"), (59.6, "1 min"), (125, "2 min 5 s"), (4000, "1 h 6 min"), (9e5, "10 d")],
+    [(0.2, "1 s"), (59.6, "1 min"), (125, "2 min 5 s"), (4000, "1 h 06 min"), (9e5, "10 d")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

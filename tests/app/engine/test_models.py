@@ -380,20 +380,3 @@ async def test_a_late_file_system_result_does_not_replace_the_error(
         assert "the hub cannot be" in it.screen_text()
         await it.pilot.press("r")
         await it.until(lambda: "the hub cannot be" not in it.screen_text())
-
-
-def test_a_damaged_state_file_is_ignored(tmp_path: Path) -> None:
-    file = tmp_path / "state" / "remembered.json"
-    for text in ("", "[]", '{"models": 3, "theme": []}', '{"models": ["a", 3]}'):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        assert Remembered.read(file) in (Remembered(), Remembered(("a",)))
-    kept = Remembered()
-    for number in range(20):
-        kept = kept.used(f"m{number % 10}")
-    kept.write(file)
-    assert Remembered.read(file).models == tuple(f"m{number}" for number in range(9, 1, -1))
-    file.unlink()
-    file.mkdir()  # nothing can be written there
-    kept.write(file)
-    assert [*file.parent.iterdir()] == [file], "a failed write leaves no other file"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import BadInput
+from engine.api.errors import WeightsChanging
 from engine.api.events import Quantized
 from engine.api.snapshot import Change, SchemeView, Snapshot, Switch
 from minichat.clients.fake import FakeBackend
@@ -96,7 +96,7 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
 
     async def refuse(_: object) -> None:
         await refused.wait()
-        raise BadInput("the weights are changing to int8; wait, or cancel that")
+        raise WeightsChanging("the weights are changing to int8; wait, or cancel that")
 
     async with bench((100, 40), backend=backend) as it:
         await it.pilot.press("f4", "down", "enter")
@@ -108,7 +108,27 @@ async def test_a_conversion_that_does_not_begin_is_no_longer_shown(bench: Callab
         await it.until(lambda: "to int4: preparing" in it.screen_text())
         refused.set()
         await it.until(lambda: "to int4" not in it.screen_text())
-        await it.until(lambda: it.notices() == ["The weights are changing to int8; wait, or cancel that"])
+        await it.until(
+            lambda: it.notices() == ["The weights are changing to int8; wait, or cancel that: Esc in F4"]
+        )
+
+
+@run
+@pytest.mark.parametrize("linked", [True, False])
+async def test_a_stop_that_waits_for_the_engine_says_so(bench: Callable[..., Any], linked: bool) -> None:
+    said = ["No answer. The reply stops when the engine answers", "No link. The reply stops when it is back"]
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        await it.until(lambda: it.main.engine.latest)
+        if linked:
+            it.main.show_late(True)
+        else:
+            it.backend.emit(lost())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.notices() == [said[not linked]])
+        it.main.show_late(False)
+        it.backend.emit(back())
+        await it.answered(reply)
 
 
 @run

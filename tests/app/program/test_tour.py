@@ -33,6 +33,7 @@ from minichat.features.tour.panel import TourPanel
 from minichat.settings import Settings, load
 from minichat.shell.paths import locate
 from minichat.shell.terminal import Terminal
+from tests.app.configured import configured
 from tests.app.conftest import run
 from tests.cases import soak
 
@@ -46,6 +47,18 @@ def outcome(it: Any) -> str:
 def played(it: Any) -> bool:
     """Whether the page has played to its end."""
     return bool(outcome(it)) and not outcome(it).endswith("...") and not outcome(it).startswith("Look at")
+
+
+@run
+async def test_the_pages_name_keys_as_they_are_bound(bench: Callable[..., Any], tmp_path: Path) -> None:
+    configured(tmp_path, '[keys]\n"engine.switches" = "f9"\n"view.why" = "f11"\n')
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        tour = it.app.context.part(Tour)
+        tour._begun.update(range(len(PAGES)))  # none waits to be played
+        for _ in PAGES:
+            tour.turn_page(1)
+        assert "F11 explains the current speed, and F9 turns" in it.screen_text()
 
 
 @run

@@ -90,6 +90,49 @@ async def test_the_versions_of_a_reply_take_turns_until_the_chat_goes_on(bench: 
 
 
 @run
+async def test_an_edited_message_comes_back_with_its_reply(bench: Callable[..., Any]) -> None:
+    first = [("user", "hello", "done"), ("assistant", "one", "done"), ("user", "more", "done")]
+    first.append(("assistant", "two", "done"))
+    other = [("user", "goodbye", "done"), ("assistant", "three", "done")]
+    async with bench((100, 30)) as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.answered(await it.say("more"), "two")
+        active = it.app.chats.active
+        active.edit(active.messages[0].id)
+        await it.answered(await it.say("goodbye"), "three")
+        way = "To see it: ^P, Switch to the earlier reply"
+        await it.until(lambda: it.notices() == [f"Kept what you edited until the chat goes on. {way}"])
+        assert it.texts() == other
+        await it.command("reply.earlier")
+        assert it.texts() == first
+        assert (active.chat.title, it.app.store.chat(active.chat.id).title) == ("hello", "hello")
+        await it.command("reply.earlier")
+        assert it.texts() == other and active.chat.title == "goodbye"
+    async with bench() as it:
+        assert it.texts() == other
+        await it.command("reply.earlier")
+        assert it.texts() == first
+        await it.answered(await it.say("go on"), "four")
+        assert not it.app.store.replaced(it.app.chats.active.chat.id)
+
+
+@run
+async def test_a_stopped_reply_to_an_edited_message_brings_nothing_back(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        it.app.chats.active.edit()
+        (await it.say("goodbye")).say("a stub")
+        await it.until(lambda: "a stub" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(
+            lambda: it.texts() == [("user", "goodbye", "done"), ("assistant", "a stub", "stopped")]
+        )
+        it.app.chats.active.edit()
+        await it.answered(await it.say("again"), "two")
+        assert not it.app.store.replaced(it.app.chats.active.chat.id), "its reply was not complete"
+
+
+@run
 async def test_a_stopped_reply_is_no_better_than_the_new_one(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         (await it.say("hello")).say("a stub")

@@ -76,6 +76,10 @@ def test_a_bar_stays_in_range() -> None:
         (59.9, "59.90 s"),
         (99.996, "100 s"),
         (1240, "1,240 s"),
+        (3599.4, "3,599 s"),
+        (3599.6, "1 h"),
+        (3720, "1 h 02 min"),
+        (90_000, "1 d 1 h"),
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
