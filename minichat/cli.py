@@ -278,7 +278,7 @@ def _add_json(command: argparse.ArgumentParser) -> None:
 
 
 def _add_quality(command: argparse.ArgumentParser) -> None:
-    add_model(command)
+    add_model(command, refused=("quantization", "kv", "tp", "pp", "adapter", "draft"))
     group = command.add_argument_group("comparison")
     group.add_argument(
         "--text", type=given, metavar="FILE", help="the text to read (default: one that ships with minichat)"

@@ -1,19 +1,26 @@
 """Groups of options that several commands share."""
 
 import argparse
+from collections.abc import Collection
 
 from minichat.shell.usage import given, number, whole
 
 REQUESTS_A_REPLICA = 32  # with --min-replicas, on average
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser, refused: Collection[str] = ()) -> None:
+    """The options of a model and its engine. `refused`: those that the command refuses with the reason, by
+    their names in the namespace. Its help does not list them.
+    """
     group = command.add_argument_group("model and engine")
     _add_weights_and_devices(group)
     _add_scheduling(group)
     _add_cache_size(group)
     _add_drafts_and_adapters(group)
     _add_compression(group)
+    for action in group._group_actions:
+        if action.dest in refused:
+            action.help = argparse.SUPPRESS
 
 
 def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:

@@ -24,7 +24,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     _add_results(command.add_argument_group("results"))
     _add_workload(command.add_argument_group("workload"))
     _add_peers(command.add_argument_group("peers"))
-    add_model(command)
+    add_model(command, refused=("adapter",))
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
