@@ -1,6 +1,7 @@
-"""What the help of each command lists: options that the command takes."""
+"""What the help of each command lists: options that the command takes, with their defaults."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +9,12 @@ from typing import Never
 
 import pytest
 
+from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
-from minichat.cli import _alone
+from engine.api.params import SamplingParams
+from minichat.cli import COMMANDS, _alone
+from minichat.clients.address import PORT
+from minichat.commands.arguments import REQUESTS_A_REPLICA
 from minichat.commands.bench.arguments import QUESTIONS
 from minichat.commands.options import engine_config
 from tests.cli.conftest import Run
@@ -91,6 +96,24 @@ def reached(*_: object, **__: object) -> Never:
     raise Reached("reached")
 
 
+SAMPLED, CONFIG = SamplingParams(), EngineConfig(model="pocket")
+DEFAULTS: dict[str, object] = {  # of options that are None if they are not given
+    "temperature": 0.7,
+    "top_k": "all",
+    **{
+        name: getattr(SAMPLED, name)
+        for name in ("top_p", "min_p", "repetition_penalty", "length_penalty", "n")
+    },
+    "kv_sinks": CONFIG.kv_sinks,
+    "kv_eviction": CONFIG.kv_eviction,
+    "target_ms": CONFIG.latency_target * 1000,
+    "min_replicas": "all",
+    "target_requests": REQUESTS_A_REPLICA,
+    "rate": 30,
+    "port": PORT,
+}
+
+
 @contextmanager
 def running(config: object) -> Iterator[None]:
     reached()
@@ -133,3 +156,17 @@ def test_each_option_in_the_help_is_taken(command: str, run: Run, tmp_path: Path
         if not any(end.endswith("minichat: reached\n") for end in ends):
             refused[name] = ends
     assert refused == {}
+
+
+def shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_option_with_a_default_names_it(command: str) -> None:
+    for action in listed(command):
+        usual, help = DEFAULTS.get(action.dest, action.default), action.help or ""
+        if action.nargs == 0 or usual is None or usual == []:
+            continue
+        named = isinstance(usual, str) and action.dest not in DEFAULTS  # as words, such as "best" for auto
+        assert re.search(r"\(?default\b" if named else f"default: {shown(usual)}\\b", help), action
