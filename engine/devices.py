@@ -32,7 +32,7 @@ def pick(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise BadInput(f"unknown device {name!r}; use cpu, cuda, or cuda:<index>") from None
+        raise BadInput(f"device {name!r} is unknown; use cpu, cuda, or cuda:<index>") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise BadInput(f"device {name!r} is not available: torch {torch.__version__} finds no CUDA GPU")

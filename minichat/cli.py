@@ -9,7 +9,15 @@ from itertools import takewhile
 from typing import NoReturn
 
 from minichat import __version__
-from minichat.commands.arguments import add_dry, add_looks, add_model, add_name, add_replicas, add_sampling
+from minichat.commands.arguments import (
+    add_dry,
+    add_looks,
+    add_model,
+    add_name,
+    add_quality,
+    add_replicas,
+    add_sampling,
+)
 from minichat.commands.bench.arguments import add_bench
 from minichat.doing import doing
 from minichat.shell.again import adopt
@@ -99,11 +107,16 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "--choice", action="append", metavar="TEXT", help="the reply is one of these; repeatable"
     )
     group = command.add_argument_group("multiple replies and beam search")
-    group.add_argument("--n", type=whole, metavar="N", help="number of replies, printed with their numbers")
+    group.add_argument(
+        "--n", type=whole, metavar="N", help="number of replies, printed with their numbers (default: 1)"
+    )
     group.add_argument("--best-of", type=whole, metavar="M", help="sample M replies, print the N most likely")
     group.add_argument("--beams", type=whole, metavar="W", help="beam search of this width; no sampling")
     group.add_argument(
-        "--length-penalty", type=number, metavar="L", help="for beams: above 0 favors long replies"
+        "--length-penalty",
+        type=number,
+        metavar="L",
+        help="for beams: above 0 favors long replies (default: 1)",
     )
     group.add_argument(
         "--early-stopping", action="store_true", default=None, help="for beams: stop once W have finished"
@@ -205,7 +218,11 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         help="start a dead engine again, at most N times in a row (default: 5)",
     )
     group.add_argument(
-        "--drain", type=number, default=30.0, metavar="S", help="seconds that running replies get at shutdown"
+        "--drain",
+        type=number,
+        default=30.0,
+        metavar="S",
+        help="seconds that running replies get at shutdown (default: 30)",
     )
     group.add_argument(
         "--metrics-prefix",
@@ -277,33 +294,6 @@ def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_quality(command: argparse.ArgumentParser) -> None:
-    add_model(command)
-    group = command.add_argument_group("comparison")
-    group.add_argument(
-        "--text", type=given, metavar="FILE", help="the text to read (default: one that ships with minichat)"
-    )
-    group.add_argument(
-        "--schemes",
-        type=given,
-        metavar="S,S",
-        help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: none,int8,int4,kv-int8,"
-        "kv-fp8,kv-int4)",
-    )
-    group.add_argument(
-        "--tokens", type=whole, default=2048, metavar="N", help="maximum tokens of the text (default: 2048)"
-    )
-    group.add_argument(
-        "--budgets",
-        type=given,
-        metavar="N,N",
-        help="compare windows and cache budgets of N tokens instead of schemes: perplexity and recall",
-    )
-    group.add_argument("--no-speed", action="store_true", help="skip the speed measurements")
-    group.add_argument("--json", action="store_true", help="print the rows as JSON")
-    group.add_argument("--plot", type=given, metavar="FILE.svg", help="also save the plots as an SVG")
-
-
 def _add_tour(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
@@ -336,7 +326,7 @@ _ADD = {
     "down": _add_down,
     "ps": _add_json,
     "cache": _add_cache,
-    "quality": _add_quality,
+    "quality": add_quality,
     "bench": add_bench,
     "doctor": _add_json,
     "completions": _add_completions,

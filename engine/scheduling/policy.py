@@ -57,13 +57,13 @@ def _from_outside(name: str) -> type[Policy]:
     outside = {point.name: point for point in entry_points(group=GROUP)}  # takes milliseconds
     if name not in outside:
         able = [each for each in names() if why_not(each) is None]
-        raise BadInput(f"unknown scheduling policy {name!r}; available: {', '.join(able)}")
+        raise BadInput(f"policy {name!r} is unknown; available: {', '.join(able)}")
     try:
         found = outside[name].load()
     except (ImportError, AttributeError) as error:
-        raise BadInput(f"cannot load scheduling policy {name!r}: {error}") from error
+        raise BadInput(f"policy {name!r} cannot be loaded: {error}") from error
     if problem := missing_members(found, "name", "rank"):
-        raise BadInput(f"scheduling policy {name!r} is not usable: {problem}")
+        raise BadInput(f"policy {name!r} is not usable: {problem}")
     return found
 
 

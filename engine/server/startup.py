@@ -1,9 +1,12 @@
 """The start of a server's engine, as /health reports it until the engine is ready."""
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
+
+from engine.server.config import HEALTH
 
 if TYPE_CHECKING:  # it imports numpy, and the engine's process is started first
     from engine.host.client import EngineClient
@@ -46,3 +49,16 @@ class Startup:
         if share := self._share:
             record["share"] = round(share, 2)
         return record | {"seconds": round(time.monotonic() - self._began, 1)}
+
+
+def asks_health(scope: Any) -> bool:
+    return scope["type"] == "http" and scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD")
+
+
+async def report_start(startup: Startup, send: Any) -> None:
+    """Answer /health while the engine starts."""
+    body = json.dumps(startup.record()).encode()
+    headers = {"content-type": "application/json", "retry-after": "1", "content-length": str(len(body))}
+    coded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": coded})
+    await send({"type": "http.response.body", "body": body})

@@ -4,6 +4,8 @@ All cases are measured in one sitting, then in the next: the rounds of one case 
 apart, as those of a later run are.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -84,31 +86,37 @@ class Measurement:
     progress: Progress = field(default_factory=lambda: Progress(disable=True))
     reset: Callable[[], None] = lambda: None
     begin: Callable[[str], object] = lambda what: None  # called with each case before it is measured
+    budget: float = math.inf  # seconds; then no further case begins, and no round but a case's first one
 
     def results(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
         """The result of each case when its last sitting ends, or the first one in which it has none."""
-        left = {case: CaseResult(case.name) for case in cases if self._wanted(case)}
+        until = time.monotonic() + self.budget
+        left = {case: CaseResult(case.name) for case in cases if self.wants(case)}
         for sitting in range(1, self.sittings + 1):
             if sitting > 1 and left:
                 self.reset()
             here, of_all = len(left), f", sitting {sitting} of {self.sittings}" if self.sittings > 1 else ""
             for number, (case, before) in enumerate(list(left.items()), 1):
-                result = self._result(case, sitting, f"{case.name} ({number} of {here}{of_all})")
+                what = f"{case.name} ({number} of {here}{of_all})"
+                result = self._result(case, sitting, what, until)
                 left[case] = result if sitting == 1 else before.joined(result)
                 if sitting == self.sittings or not result.figures:
                     yield left.pop(case)
 
-    def _wanted(self, case: Case) -> bool:
+    def wants(self, case: Case) -> bool:
         return not self.only or any(fnmatch(case.name, pattern) for pattern in self.only)
 
-    def _result(self, case: Case, sitting: int, what: str) -> CaseResult:
+    def _result(self, case: Case, sitting: int, what: str, until: float) -> CaseResult:
         if case.why_not:
             return CaseResult(case.name, case.about, why_not=case.why_not)
         key = CaseKey.here(self.question, case.name, self.all_settings, sitting)
         if self.file is not None and (stored := self.file.figures(key)) is not None:
             return CaseResult(case.name, case.about, stored)
+        if time.monotonic() >= until:
+            spent = f"the {self.budget:g} seconds of {self.question} were over"
+            return CaseResult(case.name, case.about, why_not=f"{spent}; for it alone: --only {case.name!r}")
         self.begin(what)
-        bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None)
+        bench = Bench(self.warmup, self.repeats, self.progress, keep=lambda figure: None, until=until)
         try:
             case.run(bench)
         except CaseSkipped as reason:

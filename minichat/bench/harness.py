@@ -1,5 +1,6 @@
 """Measure on a noisy machine: warm up, repeat, take medians, alternate the calls that are compared."""
 
+import math
 import statistics
 import sys
 import time
@@ -85,6 +86,7 @@ class Bench:
     progress: Progress
     keep: Callable[[Figure], None]
     figures: list[Figure] = field(default_factory=list)
+    until: float = math.inf  # of time.monotonic; then no further round begins, once there is a sample
 
     def measure(
         self, name: str, call: Call, *, unit: str = "s", before: Callable[[], object] | None = None
@@ -125,6 +127,8 @@ class Bench:
             if index >= self.warmup:
                 for name, values in found.items():
                     values.append(one[name])
+                if time.monotonic() >= self.until:
+                    break
         self.progress.remove_task(task)
         return {name: self.note(name, values, units[name]) for name, values in found.items()}
 
@@ -144,6 +148,8 @@ class Bench:
                 one[name] = timed(name, calls[name])
                 self.progress.update(task, advance=1, refresh=True)
             rounds.append(one)
+            if index >= self.warmup and time.monotonic() >= self.until:
+                break
         self.progress.remove_task(task)
         return rounds[self.warmup :]
 

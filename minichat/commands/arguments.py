@@ -1,19 +1,26 @@
 """Groups of options that several commands share."""
 
 import argparse
+from collections.abc import Collection
 
 from minichat.shell.usage import given, number, whole
 
 REQUESTS_A_REPLICA = 32  # with --min-replicas, on average
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser, refused: Collection[str] = ()) -> None:
+    """The options of a model and its engine. `refused`: those that the command refuses with the reason, by
+    their names in the namespace. Its help does not list them.
+    """
     group = command.add_argument_group("model and engine")
     _add_weights_and_devices(group)
     _add_scheduling(group)
     _add_cache_size(group)
     _add_drafts_and_adapters(group)
     _add_compression(group)
+    for action in group._group_actions:
+        if action.dest in refused:
+            action.help = argparse.SUPPRESS
 
 
 def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:
@@ -53,7 +60,11 @@ def _add_weights_and_devices(group: argparse._ArgumentGroup) -> None:
 
 def _add_scheduling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--attention", type=given, default="auto", metavar="NAME", help="attention backend (see doctor)"
+        "--attention",
+        type=given,
+        default="auto",
+        metavar="NAME",
+        help="attention backend (see doctor; default: torch on a CPU, triton on a GPU)",
     )
     group.add_argument(
         "--policy",
@@ -169,12 +180,18 @@ def _add_compression(group: argparse._ArgumentGroup) -> None:
 def add_sampling(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("decoding")
     group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument("--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P")
-    group.add_argument("--top-k", type=whole, metavar="K", help="sample from the K most likely tokens")
     group.add_argument(
-        "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability"
+        "--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P (default: 1)"
     )
-    group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
+    group.add_argument(
+        "--top-k", type=whole, metavar="K", help="sample from the K most likely tokens (default: all)"
+    )
+    group.add_argument(
+        "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability (default: 0)"
+    )
+    group.add_argument(
+        "--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition (default: 1)"
+    )
     group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
     group.add_argument(
         "--max-tokens", type=whole, metavar="N", help="maximum tokens in a reply (default: what fits)"
@@ -247,3 +264,30 @@ def add_replicas(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--decode-gpus", type=whole, metavar="N", help="with --prefill-gpus: engines for the replies"
     )
+
+
+def add_quality(command: argparse.ArgumentParser) -> None:
+    add_model(command, refused=("quantization", "kv", "tp", "pp", "adapter", "draft"))
+    group = command.add_argument_group("comparison")
+    group.add_argument(
+        "--text", type=given, metavar="FILE", help="the text to read (default: one that ships with minichat)"
+    )
+    group.add_argument(
+        "--schemes",
+        type=given,
+        metavar="S,S",
+        help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: none,int8,int4,kv-int8,"
+        "kv-fp8,kv-int4)",
+    )
+    group.add_argument(
+        "--tokens", type=whole, default=2048, metavar="N", help="maximum tokens of the text (default: 2048)"
+    )
+    group.add_argument(
+        "--budgets",
+        type=given,
+        metavar="N,N",
+        help="compare windows and cache budgets of N tokens instead of schemes: perplexity and recall",
+    )
+    group.add_argument("--no-speed", action="store_true", help="skip the speed measurements")
+    group.add_argument("--json", action="store_true", help="print the rows as JSON")
+    group.add_argument("--plot", type=given, metavar="FILE.svg", help="also save the plots as an SVG")

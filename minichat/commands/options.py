@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api.config import EngineConfig, is_amount, is_factor
-from engine.api.errors import BadInput, BadParams, EngineError, ModelNotFound, RequestTooLong
+from engine.api.errors import BadInput, BadParams, EngineError, ModelNotFound
 from engine.api.params import SamplingParams
 from engine.api.places import AdapterPlace, MeetingPlace
 from minichat.doing import ERASE, doing, shown
@@ -42,8 +42,10 @@ SAMPLING = (
 
 
 _MOST_ENGINES = 64
-_FIELD = re.compile(r"\w+(?=: | '| must | is | cannot )")  # of the configuration or of sampling, in an error
-_LIMIT = re.compile(r"\b(raise|lower) (max_context|max_tokens)\b")  # what to do about a long request
+# Names of fields in an error of the engine, at its beginning and later. Other words may be plain English.
+_FIELD = re.compile(r"\w+(?=: | '| must | is | cannot | needs )")
+_OTHERS = re.compile(r"(?<![\w'/.-])(?:[a-z]+_[a-z]+|tp|pp|(?:beams|n)(?= \(\d))(?![\w'/=-]|\.\w)")
+_OPTION = {"kv_scheme": "kv", "adapters": "adapter", "latency_target": "target_ms"}  # of these fields
 _CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 
 
@@ -192,12 +194,23 @@ def failed(error: EngineError, options: argparse.Namespace | None = None) -> int
     places = getattr(options, "places", {})
     if options is not None and (name := at_fault(error, options, places)):
         text = places[name] + text.removeprefix(f"{name}: ")
-    elif (field := _FIELD.match(text)) and getattr(options, field[0], None) is not None:
-        text = f"--{field[0].replace('_', '-')}{text[field.end() :]}"
-    elif isinstance(error, RequestTooLong) and options is not None:
-        text = _LIMIT.sub(lambda found: f"{found[1]} --{found[2].replace('_', '-')}", text)
+    elif options is not None:
+        text = with_options(text, options)
     print(f"minichat: {harmless(text, sys.stderr)}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1
+
+
+def with_options(text: str, options: argparse.Namespace) -> str:
+    """An error of the engine, with the command's options in place of its fields."""
+
+    def option(found: re.Match[str]) -> str:
+        name = _OPTION.get(found[0], found[0])
+        return f"--{name.replace('_', '-')}" if hasattr(options, name) else found[0]
+
+    first = _FIELD.match(text)
+    if first and getattr(options, _OPTION.get(first[0], first[0]), None) is not None:
+        return option(first) + _OTHERS.sub(option, text[first.end() :])
+    return _OTHERS.sub(option, text)
 
 
 def at_fault(error: EngineError, options: argparse.Namespace, names: Iterable[str]) -> str:

@@ -77,7 +77,7 @@ def _command(name: str, help: str, command: argparse.ArgumentParser) -> Subcomma
 
 def _options(command: argparse.ArgumentParser) -> Iterator[Option]:
     for action in command._actions:
-        if action.option_strings:
+        if action.option_strings and action.help != argparse.SUPPRESS:
             takes = action.nargs != 0
             yield Option(
                 tuple(action.option_strings),

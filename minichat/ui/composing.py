@@ -20,6 +20,7 @@ from minichat.shell.background import begin
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds from a key to the check
+_PAUSE = 1.0  # without a key, until a large text is checked: that may take as long
 _LARGE = 100_000  # characters; more take a while to count
 _TYPED = 20  # characters that a text may differ by from the one whose tokens are shown
 
@@ -70,8 +71,11 @@ class Composing:
         if (text := self._context.workspace.prompt.text).strip():
             if abs(len(text) - self._counted) > _TYPED and self.checked != Checked():
                 self._show(Checked())  # a text was pasted or removed
+            large = len(text) > _LARGE
             if self._timer is None:
-                self._timer = self._context.app.set_timer(_LATE, self._begin)
+                self._timer = self._context.app.set_timer(_PAUSE if large else _LATE, self._begin)
+            elif large:
+                self._timer.reset()
         elif self.checked != Checked():
             self._show(Checked())
 

@@ -318,11 +318,11 @@ def test_if_the_engine_cannot_start_up_returns_the_code_of_its_error(
 ) -> None:
     def launch(resident: Resident, words: Sequence[str], configured: Sequence[str]) -> bool:
         resident.folder.mkdir(parents=True)
-        RecordWriter(resident, "pocket").failed(kind("unknown device 'toaster'"))
+        RecordWriter(resident, "pocket").failed(kind("device 'toaster' is unknown"))
         return True
 
     monkeypatch.setattr(Resident, "launch", launch)
-    assert user.say("up", "--no-screen") == (expected, "", "minichat: unknown device 'toaster'\n")
+    assert user.say("up", "--no-screen") == (expected, "", "minichat: --device 'toaster' is unknown\n")
 
 
 @pytest.mark.parametrize("option", ["--temperature=0", "--system=x", "--ascii", "--stop=x"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.api.params import Grammar, SamplingParams
 from minichat.chats.errors import BadExport, StoreBusy
-from minichat.chats.export import from_json, to_json, to_markdown
+from minichat.chats.export import _parsed, from_json, to_json, to_markdown
 from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.rows import plain_params
 from minichat.chats.store import Store
@@ -217,3 +217,13 @@ def test_an_import_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.M
     with pytest.raises(StoreBusy):
         store.import_json(to_json(Chat(0, "", "long", messages=[Message(0, "user", "hay")])))
     assert store.listing() == []
+
+
+def test_others_run_while_a_long_export_is_read() -> None:
+    text = json.dumps({"messages": [{"text": "hay " * 50, "stats": {"tokens": 3}}] * 40_000})
+    beats, parsing = 0, Thread(target=_parsed, args=[text])
+    parsing.start()
+    while parsing.is_alive():
+        time.sleep(0.001)
+        beats += 1
+    assert beats > 4

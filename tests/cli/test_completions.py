@@ -32,7 +32,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def long_options(command: argparse.ArgumentParser) -> set[str]:
-    return {name for each in command._actions for name in each.option_strings if name.startswith("--")}
+    shown = [each for each in command._actions if each.help != argparse.SUPPRESS]
+    return {name for each in shown for name in each.option_strings if name.startswith("--")}
 
 
 def offered(*lines: list[str], folder: Path | None = None) -> list[set[str]]:

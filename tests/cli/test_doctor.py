@@ -126,9 +126,9 @@ def test_settings_errors_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ('device = "tpu"', "engine.device: unknown device 'tpu'"),
+        ('device = "tpu"', "engine.device: device 'tpu' is unknown"),
         ('quantization = "int3"', "engine.quantization: quantization 'int3': no scheme has that name"),
-        ('policy = "fast"', "engine.policy: unknown scheduling policy 'fast'"),
+        ('policy = "fast"', "engine.policy: policy 'fast' is unknown"),
         ('attention = "fast"', "engine.attention: attention 'fast': no backend has that name"),
         ('model = "/no/such"', "engine.model: there is no folder or GGUF file '/no/such'"),
         ('attention = "torch"', ""),
@@ -173,7 +173,7 @@ def test_a_policy_that_cannot_be_used_has_its_reason(run: Run, monkeypatch: pyte
     points = [EntryPoint("gone", "no.such.module:Gone", policy.GROUP)]
     monkeypatch.setattr(policy, "entry_points", lambda group: points)
     out = run("doctor").out
-    assert "(--policy)\n  fcfs, latency, priority\n  cannot load scheduling policy 'gone': No module" in out
+    assert "(--policy)\n  fcfs, latency, priority\n  policy 'gone' cannot be loaded: No module" in out
 
 
 def test_a_feature_with_invalid_css_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class TestReply:
     def test_more_replies_than_beams_are_refused(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--beams", 4, "--n", 5, "the")
         assert ran.code == 2
-        assert "n: 5 is more than beams (4)" in one_sentence(ran)
+        assert "--n: 5 is more than --beams (4)" in one_sentence(ran)
 
     def test_an_empty_text_is_the_start_token(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 1, "")
@@ -189,7 +189,7 @@ USAGE = {
     "stop": (["--stop", ""], "--stop: must be non-empty strings"),
     "nothing": (["--model", ""], "argument --model: must not be empty"),
     "dtype": (["--dtype", "int3"], "invalid choice: 'int3'"),
-    "device": (["--device", "toaster"], "unknown device 'toaster'; use cpu, cuda"),
+    "device": (["--device", "toaster"], "--device 'toaster' is unknown; use cpu, cuda"),
     "attention": (
         ["--attention", "none"],
         "attention 'none': no backend has that name; available here: torch",
@@ -240,7 +240,7 @@ USAGE = {
     "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
-        "a draft model cannot read tokens that have left the kv_window or the kv_budget",
+        "a draft model cannot read tokens that have left the --kv-window or the --kv-budget",
     ),
     "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),

@@ -148,6 +148,6 @@ def test_the_screen_learns_which_line_an_error_is_about(tmp_path: Path) -> None:
 
     assert blamed("quantization 'int3': no scheme has that name") == "config.toml:3"
     assert blamed("pp: the model has 8 layers") == "config.toml:2"
-    assert blamed("unknown scheduling policy 'fast'") == "config.toml:4"
+    assert blamed("policy 'fast' is unknown") == "config.toml:4"
     assert blamed("quantization 'int3': no scheme", "--quantization=int3") == ""
     assert blamed("not enough memory") == ""

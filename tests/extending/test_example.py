@@ -77,7 +77,7 @@ def test_an_unknown_name_lists_the_known_ones(found: dict[str, Any]) -> None:
     assert what == "attention 'sdpq': no backend has that name"
     assert {"sdpa", "torch"} <= set(names.split(", "))
     what, _, names = found["bad policy"].partition("; available: ")
-    assert what == "unknown scheduling policy 'shortish'"
+    assert what == "policy 'shortish' is unknown"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
     what, _, names = found["bad scheme"].partition("; available: ")
     assert what == "quantization 'ternari': no scheme has that name"

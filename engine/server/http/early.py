@@ -1,13 +1,13 @@
 """The application of a server from its first moment: /health is answered while all else is imported."""
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
-from engine.server.config import HEALTH, ServerConfig
+from engine.server.config import ServerConfig
 from engine.server.drain import Drain
+from engine.server.http.request_ids import identified
 from engine.server.http.turns import Turns
-from engine.server.startup import Startup
+from engine.server.startup import Startup, asks_health, report_start
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -32,13 +32,21 @@ class EarlyApplication:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
-        elif scope["type"] == "http" and scope["path"] == HEALTH and not self._startup.opened.done():
-            await self._health(send)
+        elif self._answers(scope):
+            await report_start(self._startup, identified(scope, send))
         else:
             assert self._serving is not None
             app = self.built if self._serving.done() else await asyncio.shield(self._serving)
             await self._turns.begin()
             await app(scope, receive, send)
+
+    def _answers(self, scope: Any) -> bool:
+        """Whether this is for /health, and nothing else can answer. A page of another site waits, as the
+        application knows the headers that its browser needs.
+        """
+        if not asks_health(scope) or (self._serving is not None and self._serving.done()):
+            return False
+        return not self._config.origins or all(name != b"origin" for name, _ in scope["headers"])
 
     async def _live(self, scope: Any, receive: Any, send: Any) -> None:
         """Tell the server at once that it may serve, unless the engine is ready anyway."""
@@ -75,10 +83,3 @@ class EarlyApplication:
         from engine.server.app import application
 
         return application(self._startup, self._config, self._drain)
-
-    async def _health(self, send: Any) -> None:
-        body = json.dumps(self._startup.record()).encode()
-        headers = {"content-type": "application/json", "retry-after": "1", "content-length": str(len(body))}
-        coded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 503, "headers": coded})
-        await send({"type": "http.response.body", "body": body})

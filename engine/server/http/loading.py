@@ -9,7 +9,7 @@ from engine.host.client import EngineClient
 from engine.server.drain import Drain
 from engine.server.http.auth import App, refuse
 from engine.server.http.errors import from_engine
-from engine.server.startup import Startup
+from engine.server.startup import Startup, asks_health, report_start
 
 
 class Opening:
@@ -30,6 +30,13 @@ class Opening:
         self._task = asyncio.create_task(self._run())
         if self._startup.ready is not None:
             await self._task
+
+    def reports(self, scope: Any) -> bool:
+        """Whether a request asks how far the start is."""
+        return not self.is_open and asks_health(scope)
+
+    async def report(self, send: Any) -> None:
+        await report_start(self._startup, send)
 
     async def wait(self) -> None:
         """Return when requests may continue. Raises the reason if they cannot."""
@@ -64,6 +71,9 @@ class LoadingMiddleware:
         self._app, self._opening = app, opening
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._opening.reports(scope):
+            await self._opening.report(send)
+            return
         if scope["type"] != "lifespan" and not self._opening.is_open:
             try:
                 await self._opening.wait()

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from engine.api.errors import EngineDead
 from engine.api.wire import VERSION
 from engine.server.http.bodies import read_as
 from engine.server.http.connection import state_of
@@ -31,11 +32,15 @@ async def health(request: Request) -> Response:
     try:
         async with asyncio.timeout(_TIMEOUT):
             shot = await state.engine.snapshot()
+        status = shot.state
     except TimeoutError:
         return JSONResponse({"status": "no answer"}, 503)
-    if shot.state == "ready" and shot.warmed < 1 and not state.drain.begun:
-        return JSONResponse({"status": "warming", "share": round(shot.warmed, 2)}, 503)
-    status = "draining" if state.drain.begun else shot.state
+    except EngineDead:  # it has been closed
+        status = "dead"
+    if state.drain.begun:
+        return JSONResponse({"status": "draining"}, 503, {"retry-after": "5"})
+    if status == "ready" and shot.warmed < 1:
+        return JSONResponse({"status": "warming", "share": round(shot.warmed, 2)}, 503, {"retry-after": "1"})
     return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
 

@@ -6,7 +6,7 @@ from minichat.commands.arguments import add_model
 from minichat.shell.usage import given, number, whole
 
 QUESTIONS = {
-    "quick": "what this machine can do, on one page, in under two minutes",
+    "quick": "what this machine can do, on one page, in about two minutes at most",
     "latency": "time to the first token and between tokens",
     "throughput": "tokens per second, in the process and over HTTP",
     "memory": "weights, cache, and what paging and sharing save",
@@ -24,7 +24,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     _add_results(command.add_argument_group("results"))
     _add_workload(command.add_argument_group("workload"))
     _add_peers(command.add_argument_group("peers"))
-    add_model(command)
+    add_model(command, refused=("adapter",))
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:

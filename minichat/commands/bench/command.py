@@ -3,10 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from engine.api.errors import BadInput, EngineError
-from minichat.bench.cases import CaseResult, Measurement, with_drift
+from minichat.bench.cases import Case, CaseResult, Measurement, with_drift
 from minichat.bench.compare import comparison_table, comparisons, lacking
 from minichat.bench.load.http import traced
 from minichat.bench.machine import busy, why_unpublished
@@ -54,8 +54,11 @@ def run(options: argparse.Namespace) -> int:
                 options.question, setup.settings, options.warmup, options.repeats, sittings,
                 file=file, only=options.only, progress=progress,
                 reset=setup.drop_engines, begin=_announcer(progress),
+                budget=inf if options.json or options.only else getattr(question, "BUDGET", inf),
             )  # fmt: skip
-            results = with_drift(list(_reported(measured.results(question.cases(setup)))))
+            cases = list(question.cases(setup))
+            _foretell(measured, cases)
+            results = with_drift(list(_reported(measured.results(cases))))
         if not results:
             raise BadInput(f"--only {' '.join(options.only)} matches no case of {options.question}")
         _show(question, results, measured, earlier)
@@ -150,6 +153,13 @@ def _progress() -> Iterator[Progress]:
         return
     with Progress(console=console, transient=True, auto_refresh=False) as progress:
         yield progress
+
+
+def _foretell(measured: Measurement, cases: Sequence[Case]) -> None:
+    """Say what comes, if it has a limit of time."""
+    if isfinite(measured.budget):
+        names = ", ".join(each.name for each in cases if measured.wants(each))
+        print(f"minichat: at most about {measured.budget:g} seconds: {names}", file=sys.stderr, flush=True)
 
 
 def _announcer(progress: Progress) -> Callable[[str], object]:

@@ -14,7 +14,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         be_rank(MeetingPlace.parse(options.meet), options.device, say)
     except EngineError as error:
-        return failed(error)
+        text = str(error).removeprefix("meet: ")  # its argument has no name
+        return failed(type(error)(text.replace("meet must", "the address must", 1)))
     except KeyboardInterrupt:
         return 130
 

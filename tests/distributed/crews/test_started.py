@@ -83,7 +83,7 @@ def test_they_end_if_the_engine_does_not_start(llama: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "engine.start.started_ranks", lambda config: made.append(started_ranks(config)) or made[0]
     )
-    with pytest.raises(BadInput, match="unknown device 'gpu'"):
+    with pytest.raises(BadInput, match="device 'gpu' is unknown"):
         engine_on(llama, tp=2, device="gpu")
     assert made[0].members[0].process.wait(0) < 0
 

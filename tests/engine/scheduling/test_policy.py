@@ -43,7 +43,7 @@ def test_a_policy_that_cannot_be_loaded_is_not_listed_as_available(monkeypatch: 
     points = [EntryPoint("gone", f"{__name__}:GonePolicy", policy.GROUP)]
     monkeypatch.setattr(policy, "entry_points", lambda group: points)
     assert policy.why_not("fcfs") is None
-    assert "cannot load scheduling policy 'gone'" in (policy.why_not("gone") or "")
+    assert "policy 'gone' cannot be loaded" in (policy.why_not("gone") or "")
     with pytest.raises(BadInput, match=r"available: fcfs, latency, priority$"):
         policy.choose("other")
 

@@ -317,7 +317,7 @@ class TestCommand:
                 ["--tp", "2", "--meet", "a:1:b", "--replicas", "2"],
                 "--meet cannot be combined with --replicas",
             ),
-            (["--tp", "2", "--meet", "a:1"], "meet must be HOST:PORT:FILE"),
+            (["--tp", "2", "--meet", "a:1"], "the address must be HOST:PORT:FILE"),
             (["--tp", "2", "--meet", f"a:1:{shared}"], "others may read the secret"),
             (["--metrics-prefix", "9x"], "letters, digits"),
             (["--drain", "nan"], "from 0 to 3600"),
@@ -331,7 +331,7 @@ class TestCommand:
 
     def test_a_rank_needs_a_place_and_a_secret(self, tmp_path: Path, run: Run) -> None:
         for place, sentence in (
-            ("10.0.0.5", "meet must be HOST:PORT:FILE"),
+            ("10.0.0.5", "the address must be HOST:PORT:FILE"),
             (f"127.0.0.1:7000:{tmp_path / 'none'}", "cannot read the secret"),
         ):
             ended = run("rank", place)

@@ -27,7 +27,7 @@ FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.sk
 SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
 MOST = 256  # up to this many rows a product with such a weight, or one in 8 bits, is faster when fused
 WIDE = 16384  # from this many outputs a program takes more of them
-INT8_WIDE = 2**62  # the same for 65 to 128 rows of int8. 2**62: never; WIDE is faster, but untested on a GPU
+INT8_WIDE = 2**62  # the same for 65 to 128 rows of int8. 2**62: never; WIDE is faster, but no step was timed
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 RESERVED = 6 * 2**10  # bytes of it beside the tiles
 
