@@ -12,31 +12,44 @@ _TWICE = 1.0  # seconds within which a second Ctrl+C quits
 _SURE_WITHIN = 4.0  # seconds; the notice is shown as long
 
 
-class Leaver:
-    """Ends the program. Asks first if messages are lost, as on a full disk.
+Loss = tuple[str, str]  # a problem, and what the key does in spite of it: {does} is to quit or to restart
 
-    `losses`: each returns what is lost with an exit code, or nothing.
+
+class Leaver:
+    """Ends the program. Asks first if messages are lost, as on a full disk, or replies cut.
+
+    `losses`: each returns what an exit code would lose, if anything.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asked_at = -_SURE_WITHIN
         self._asked = ""  # the key that would lose them
-        store = context.chats.services.store
-        self.losses: list[Callable[[int], str]] = [
-            lambda code: "New messages are not saved" if store.loses() else ""
-        ]
+        self.losses: list[Callable[[int], Loss | None]] = [self._unsaved, self._unfinished]
 
     async def leave(self, key: str, does: str, code: int) -> None:
         """`key`: what was pressed. `does`: what it does."""
         program, now = self._context.program, self._context.program.start.clock()
         sure = self._asked == key and now - self._asked_at < _SURE_WITHIN
-        lost = next(filter(None, (loss(code) for loss in self.losses)), "")
+        lost = next(filter(None, (loss(code) for loss in self.losses)), None)
         if lost and not sure:
             self._asked, self._asked_at = key, now
-            program.app.notify(f"{lost}; press {key} again to {does} and lose them", severity="warning")
+            problem, way = lost
+            program.app.notify(f"{problem}; press {key} again to {way.format(does=does)}", severity="warning")
         else:
             await program.end(code)
+
+    def _unsaved(self, code: int) -> Loss | None:
+        lost = self._context.chats.services.store.loses()
+        return ("New messages are not saved", "{does} and lose them") if lost else None
+
+    def _unfinished(self, code: int) -> Loss | None:
+        """Replies of an engine elsewhere go on, and the tour's are of its pages."""
+        program, lifecycle = self._context.program, self._context.lifecycle
+        if program.backend.elsewhere or (program.start.tour and code != RESTART):
+            return None
+        work = lifecycle.replying or (lifecycle.converting if code == RESTART else "")
+        return (work, "stop and {does}") if work else None
 
 
 class Interrupts:

@@ -24,7 +24,6 @@ from minichat.program import Program
 from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 
-_SURE_WITHIN = 4.0  # seconds; the notice is shown as long
 _OF_THE_MODEL = (ModelNotFound, UnsupportedModel, BadCheckpoint)  # a restart finds the same model
 
 
@@ -43,7 +42,6 @@ class EngineLifecycle:
         self._failed: Exception | None = None  # why it could not be loaded
         self._replacement = ""  # the command that starts another engine elsewhere
         self._answers = False  # an engine elsewhere still runs, but cannot be used
-        self._asked_at = -_SURE_WITHIN
         self._refused = ""  # the last notice of a refusal
 
     @property
@@ -213,31 +211,25 @@ class EngineLifecycle:
         if self.trouble and self.program.start.edited():
             return False
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
-            return self._asks_first()
+            return False
         self._tried_again = True
         begin(self.program.app, partial(self.switch, self.model), group="model", exclusive=True)
         return True
 
-    def _asks_first(self) -> bool:
-        """Warn once if a restart would end replies or a conversion. Return whether a warning was shown."""
-        what, now = self._at_work, self.program.start.clock()
-        if not what or self.program.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
-            return False
-        self._asked_at = now
-        key = self.program.keys.name("program.restart")
-        ways = f"press {key} again to stop and restart"
-        self.program.app.notify(f"{what}; {ways}", severity="warning")
-        return True
+    @property
+    def replying(self) -> str:
+        """The replies that the end of the program would cut, in words; not messages that wait."""
+        runs = (each.run for each in self.program.chats.streaming)
+        running = sum(run is not None and run.reply is not None for run in runs)
+        return f"{running} replies are running" if running > 1 else "A reply is running" if running else ""
 
     @property
-    def _at_work(self) -> str:
-        """What a restart would end."""
-        running, latest = len(self.program.chats.streaming), self.program.main.engine.latest
-        if running:
-            return "A reply is running" if running == 1 else f"{running} replies are running"
-        if latest is not None and latest.change is not None and not latest.change.over:
-            return f"The weights are changing to {latest.change.scheme}"
-        return ""
+    def converting(self) -> str:
+        """The conversion that a restart would end, in words."""
+        latest = self.program.main.engine.latest
+        if latest is None or latest.change is None or latest.change.over:
+            return ""
+        return f"The weights are changing to {latest.change.scheme}"
 
     def stopped(self, error: str) -> None:
         """The engine has ended by itself. If it is remote, its server still answers."""

@@ -15,7 +15,7 @@ from textual.content import Content
 
 from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.features.leaving import RESTART, Leaver
+from minichat.features.leaving import RESTART, Leaver, Loss
 from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import EndedEarlyError, Guide
 from minichat.features.tour.pages import LONG, PAGES, SYSTEM, Page
@@ -92,11 +92,11 @@ class Tour:
         else:
             begin(self._context.app, partial(self._context.part(Leaver).leave, "q", "quit", 0))
 
-    def _loss(self, code: int) -> str:
-        """What the user would lose: a restart keeps all chats."""
+    def _loss(self, code: int) -> Loss | None:
+        """What the user has written is lost, except by a restart."""
         if code in (KEEP, RESTART) or not self._guide.has_own:
-            return ""
-        return "Your messages in this tour are not kept (k in its panel keeps them)"
+            return None
+        return "Your messages in this tour are not kept (k in its panel keeps them)", "{does} and lose them"
 
     def _stop(self) -> None:
         if self._task is not None:

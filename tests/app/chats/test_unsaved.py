@@ -120,7 +120,7 @@ async def test_messages_that_are_lost_only_while_leaving_are_named_afterwards(
         (pages,) = disk.execute("PRAGMA page_count").fetchone()
         disk.execute(f"PRAGMA max_page_count = {pages}")
         reply.say("x" * 100_000)
-        await it.pilot.press("ctrl+q")
+        await it.pilot.press("ctrl+q", "ctrl+q")
         await it.until(lambda: it.app.return_code == 0)
         say_lost(it.app.store, it.app.paths.chats)
     file = it.app.paths.chats

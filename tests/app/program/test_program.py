@@ -170,7 +170,7 @@ async def test_quitting_while_streaming_saves_and_ends_the_request(bench: Callab
         reply = await it.say("hello")
         reply.say("half")
         await it.until(lambda: it.app.chats.active.run.parts.text)
-        await it.pilot.press("ctrl+q")
+        await it.pilot.press("ctrl+q", "ctrl+q")
         await it.until(lambda: it.app.return_code == 0)
         assert it.texts()[-1] == ("assistant", "half", "stopped")
         assert reply.finished
@@ -381,14 +381,20 @@ async def test_no_timers_run_while_idle(bench: Callable[..., Any]) -> None:
                 await it.pilot.press("escape")
 
 
+@pytest.mark.parametrize(
+    ("key", "way", "code"),
+    [("f5", "F5 again to stop and restart", RESTART), ("ctrl+q", "^Q again to stop and quit", 0)],
+)
 @run
-async def test_a_restart_that_would_end_replies_needs_confirmation(bench: Callable[..., Any]) -> None:
+async def test_ending_replies_needs_confirmation(
+    bench: Callable[..., Any], key: str, way: str, code: int
+) -> None:
     async with bench(clock=Clock()) as it:
         reply = await it.say("hello")
         reply.say("half")
-        await it.pilot.press("f5")
-        assert it.notices() == ["A reply is running; press F5 again to stop and restart"]
+        await it.pilot.press(key)
+        assert it.notices() == [f"A reply is running; press {way}"]
         assert it.app.is_running and it.app.chats.streaming
-        await it.pilot.press("f5")
-        await it.until(lambda: it.app.return_code == RESTART)
+        await it.pilot.press(key)
+        await it.until(lambda: it.app.return_code == code)
         assert it.texts()[-1] == ("assistant", "half", "stopped")
