@@ -65,6 +65,14 @@ class Database:
             self._seen = self._data_version()
             return self._seen != before
 
+    def empty_journal(self) -> None:
+        """Bring all changes into the file: the journal beside it still has what was deleted.
+
+        While another program reads or writes for long, the journal stays until the next time.
+        """
+        with self._lock, suppress(sqlite3.OperationalError):  # the next write reports it
+            self._opened.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def return_now(self) -> None:
         """Continue in the file, if it can be written again."""
         with self._lock:

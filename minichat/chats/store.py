@@ -188,6 +188,7 @@ class Store:
                 db.execute("INSERT OR IGNORE INTO deleted_chats VALUES (?)", (chat_key(chat_id, row[0]),))
 
         self._database.write(work)
+        self._database.empty_journal()
 
     def deleted(self) -> list[str]:
         """The keys of deleted chats whose cache blocks may still be on the engine's disk."""

@@ -194,6 +194,7 @@ def test_a_deleted_chat_is_gone_permanently(store: Store, path: Path) -> None:
     chat = store.create_chat("secret")
     store.append(chat.id, "user", "the password is xyzzy")
     store.delete_chat(chat.id)
+    assert not any(b"xyzzy" in each.read_bytes() for each in path.parent.iterdir()), "while it is open, too"
     store.delete_chat(chat.id)
     assert store.search("xyzzy") == []
     with pytest.raises(ChatGone):
