@@ -77,11 +77,9 @@ class Talk:
                 if os.environ.get("TERM") != "dumb":
                     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
-            print(
-                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands"
-            )
+            _say(f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands")
         if first is not None:
-            print(f"> {first.text}")
+            _say(f"> {first.text}")
             self._send(first)
         while (line := self._read()) is not None:
             if line.startswith("/") and "\n" not in line:
@@ -99,11 +97,11 @@ class Talk:
         typed = sys.stdin.isatty()
         for last in (not typed, True):
             try:
-                return input("> " if typed else "")
+                return _input("> ") if typed else input()
             except EOFError:
                 return None
             except KeyboardInterrupt:
-                print("" if last else "\nminichat: press Ctrl+C again to quit")
+                _say("" if last else "\nminichat: press Ctrl+C again to quit")
                 if last:
                     break
         return None
@@ -117,11 +115,11 @@ class Talk:
             case ["/set", name, value]:
                 self._set(name, _value(value))
             case ["/set", *_]:
-                print(SET)
+                _say(SET)
             case ["/stats"]:
                 self._stats()
             case ["/help"]:
-                print(HELP)
+                _say(HELP)
             case _:
                 _report(f"unknown command {line}; type /help for the list")
 
@@ -217,12 +215,29 @@ class Talk:
 
     def _stats(self) -> None:
         shot = self.host.snapshot()
-        print(
+        _say(
             f"step {shot.step}, KV {shot.blocks.in_use} in use + {shot.blocks.cached} cached "
             f"of {shot.blocks.size} blocks, prefix hits {shot.prefix_hit_rate:.0%}, "
             f"engine TTFT {shot.ttft.p50 * 1000:.0f} ms, "
             f"next token {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
         )
+
+
+def _say(text: str, end: str = "\n") -> None:
+    """Print what is not part of a reply: on the terminal if somebody types there and replies go to a file."""
+    file = sys.stderr if _redirected() else sys.stdout
+    print(text, end=end, file=file, flush=True)
+
+
+def _input(prompt: str) -> str:
+    if not _redirected():
+        return input(prompt)  # readline has to know it
+    _say(prompt, end="")
+    return input()
+
+
+def _redirected() -> bool:
+    return sys.stdin.isatty() and not sys.stdout.isatty()
 
 
 def _report(text: str) -> None:

@@ -213,6 +213,7 @@ def test_control_c_that_came_after_the_reply_does_not_quit(
     typed = Mock(side_effect=[KeyboardInterrupt, "/set", KeyboardInterrupt, KeyboardInterrupt])
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert chat.Talk(Mock(), SamplingParams(), None).run() == 0
     again = "\nminichat: press Ctrl+C again to quit\n"
     assert capsys.readouterr().out.endswith(f"{again}{chat.SET}\n{again}\n")
@@ -249,6 +250,14 @@ def test_a_first_message_whose_file_is_missing_is_reported_on_a_terminal(
     ran = run("chat", "--plain", "read @./nowhere.py", "--model", chat_model)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == "minichat: nothing was sent: no such file: ./nowhere.py\n"
+
+
+def test_only_replies_go_to_a_file(run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch, ["a", "/stats"])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    ran = run("chat", "--plain", "--model", chat_model, "--max-tokens", 4, "--temperature", 0)
+    assert ran.out == run("generate", "a", "--model", chat_model, "--max-tokens", 4, "--temperature", 0).out
+    assert "/help for commands\n> > step " in ran.err
 
 
 def test_a_first_message_is_answered_once_if_the_output_is_no_terminal(
