@@ -1,11 +1,12 @@
 """Errors on the command line as one sentence. `cli.py` defines the command line."""
 
 import argparse
-import shlex
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+_NAME = re.compile(r"\w[\w.-]*")  # as people name engines
 _REPLACED = {
     "--host-blocks": "--kv-host, in GB",
     "--theme": "the setting screen.theme, or choose one in ^P",
@@ -33,8 +34,8 @@ class Parser(argparse.ArgumentParser):
             near = f"; use {_REPLACED[slip]}"
         elif other is not None and slip in other._option_string_actions:
             near = f"; {other.prog} takes {slip}"
-        elif len(unknown) == 1 and not slip and "--name" in self._option_string_actions:
-            near = f"; did you mean --name {shlex.quote(unknown[0])}?"
+        elif len(unknown) == 1 and _NAME.fullmatch(unknown[0]) and "--name" in self._option_string_actions:
+            near = f"; did you mean --name {unknown[0]}?"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
 

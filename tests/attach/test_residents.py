@@ -168,6 +168,7 @@ def test_a_name_without_its_option_is_explained(run: Run) -> None:
     for command in ("up", "down"):
         code, _, err = run(command, "work")
         assert (code, "unrecognized arguments: work; did you mean --name work?; see" in err) == (2, True)
+        assert "--name" not in run(command, "What is a KV block?").err
 
 
 def test_commands_for_an_engine_have_its_name(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
