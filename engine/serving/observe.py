@@ -49,7 +49,7 @@ def snapshot(
     ]
     memory = {} if error else runner.memory()  # a lost GPU does not respond
     now = scheduler.clock()
-    line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
+    line = scheduler.waiting.first(_SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
     shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
     sharing = ranks.views(info.device, memory)
@@ -112,6 +112,14 @@ def snapshot(
     )
 
 
+def _why(request: Request, scheduler: Scheduler) -> str:
+    """Why a request waits. The reason found for the first of the queue is not that of those behind it."""
+    queue = scheduler.waiting
+    if request.phase is Phase.WAITING and request is not queue.head() and request.id not in queue.held:
+        return "queued"
+    return request.why or _why_slow(request, scheduler.pace)
+
+
 def _why_slow(request: Request, pace: StepPace) -> str:
     """Why the prompt of a running request is computed in small pieces, or ""."""
     if request.phase is not Phase.PREFILL or not pace.limited:
@@ -123,7 +131,7 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
     return RequestView(
         id=request.id,
         phase=request.phase.value,
-        why=request.why or _why_slow(request, scheduler.pace),
+        why=_why(request, scheduler),
         prompt=request.prompt_len,
         generated=request.generated,
         launched=request.launched,
