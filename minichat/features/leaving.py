@@ -44,11 +44,22 @@ class Leaver:
         return ("New messages are not saved", "{does} and lose them") if lost else None
 
     def _unfinished(self, code: int) -> Loss | None:
-        """Replies of an engine elsewhere go on, and the tour's are of its pages."""
-        program, lifecycle = self._context.program, self._context.lifecycle
-        if program.backend.elsewhere or (program.start.tour and code != RESTART):
+        """Replies of an engine elsewhere go on. Those of the tour are its pages'."""
+        program, runs = self._context.program, [each.run for each in self._context.chats.streaming]
+        if program.start.tour and code != RESTART:
             return None
-        work = lifecycle.replying or (lifecycle.converting if code == RESTART else "")
+        sent = sum(run is not None and run.reply is not None for run in runs)
+        if unsent := len(runs) - sent:
+            one = "A message is waiting to be sent", "{does} without sending it"
+            return (
+                one
+                if unsent == 1
+                else (f"{unsent} messages are waiting to be sent", "{does} without sending them")
+            )
+        if program.backend.elsewhere:
+            return None
+        work = f"{sent} replies are running" if sent > 1 else "A reply is running" if sent else ""
+        work = work or (self._context.lifecycle.converting if code == RESTART else "")
         return (work, "stop and {does}") if work else None
 
 

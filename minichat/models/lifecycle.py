@@ -217,13 +217,6 @@ class EngineLifecycle:
         return True
 
     @property
-    def replying(self) -> str:
-        """The replies that the end of the program would cut, in words; not messages that wait."""
-        runs = (each.run for each in self.program.chats.streaming)
-        running = sum(run is not None and run.reply is not None for run in runs)
-        return f"{running} replies are running" if running > 1 else "A reply is running" if running else ""
-
-    @property
     def converting(self) -> str:
         """The conversion that a restart would end, in words."""
         latest = self.program.main.engine.latest

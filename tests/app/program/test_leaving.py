@@ -34,6 +34,11 @@ async def test_a_message_that_the_engine_never_had_says_so_at_the_next_start(
         await it.pilot.press("enter")
         await it.until(lambda: "waiting" in it.screen_text())
         await it.command("program.quit")
+        asks = "A message is waiting to be sent; press ^Q again to quit without sending it"
+        await it.until(lambda: it.notices() == [asks])
+        assert it.app.return_code is None
+        await it.command("program.quit")
+        await it.until(lambda: it.app.return_code == 0)
     assert not it.replies
     async with bench() as it:
         assert "stopped: the screen was closed before the engine had the message" in it.screen_text()
