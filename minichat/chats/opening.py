@@ -158,7 +158,7 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
     with into:
         into.execute("BEGIN IMMEDIATE")
         into.execute("PRAGMA defer_foreign_keys = ON")
-        for table in ("chats", "messages", "typed_systems", "edits", "replaced"):
+        for table in ("chats", "messages", "typed_systems", "edits", "versions"):
             for order in ("ASC", "DESC"):
                 with suppress(sqlite3.DatabaseError):
                     columns = [row[1] for row in broken.execute(f"PRAGMA table_info({table})")]
@@ -171,6 +171,6 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
             " WHERE chat_id NOT IN (SELECT id FROM chats) GROUP BY chat_id"
         )
         into.execute("DELETE FROM typed_systems WHERE id NOT IN (SELECT id FROM chats)")
-        into.execute("DELETE FROM replaced WHERE chat_id NOT IN (SELECT id FROM chats)")
+        into.execute("DELETE FROM versions WHERE chat_id NOT IN (SELECT id FROM chats)")
         into.execute("DELETE FROM edits WHERE (id, message) NOT IN (SELECT chat_id, id FROM messages)")
         return into.execute("SELECT count(*) FROM messages").fetchone()[0]

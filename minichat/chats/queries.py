@@ -29,12 +29,13 @@ def chat_row(db: Db, chat_id: int) -> sqlite3.Row:
 
 
 def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
-    """The chat with its last messages, at least from the one that is being edited on."""
+    """The chat with its last messages, at least from the one that is edited, or before what was replaced."""
     row = chat_row(db, chat_id)
     edit = db.execute("SELECT message, text FROM edits WHERE id = ?", (chat_id,)).fetchone()
-    if edit is not None and last > 0:
-        after = "SELECT count(*) FROM messages WHERE chat_id = ? AND id >= ?"
-        last = max(last, db.execute(after, (chat_id, edit["message"])).fetchone()[0])
+    after, kept = replaced(db, chat_id)
+    for first in (*([edit["message"]] if edit else ()), *([after] if kept else ())) if last > 0 else ():
+        count = "SELECT count(*) FROM messages WHERE chat_id = ? AND id >= ?"
+        last = max(last, db.execute(count, (chat_id, first)).fetchone()[0])
     messages = last_messages(db, chat_id, last)
     earlier = 0
     if messages:
@@ -155,29 +156,31 @@ def update_message(db: Db, message: Message) -> bool:
     return db.execute(update, (*_changeable(message), message.id)).rowcount > 0
 
 
-def replaced(db: Db, chat_id: int) -> list[Message]:
-    """The complete reply that the last one has replaced, or a message that was edited, and what followed."""
-    rows = db.execute("SELECT * FROM replaced WHERE chat_id = ? ORDER BY id", (chat_id,))
-    return [message_from(row) for row in rows]
+def replaced(db: Db, chat_id: int) -> tuple[int, list[Message]]:
+    """What the last regeneration or edit has replaced, and the message before it; 0 if it was the first."""
+    rows = db.execute("SELECT * FROM versions WHERE chat_id = ? ORDER BY id", (chat_id,)).fetchall()
+    return rows[0]["after"] if rows else 0, [message_from(row) for row in rows]
 
 
 def keep_replaced(db: Db, chat_id: int, first: int) -> None:
-    """Keep the messages from this id on, if they begin with a complete reply, or with a message that has one.
-
-    If not, what is kept stays, unless an edit has removed the message that it answered.
-    """
-    end = "FROM messages WHERE chat_id = ? AND id >= ? ORDER BY id"
-    rows = db.execute(f"SELECT role, state {end} LIMIT 2", (chat_id, first)).fetchall()
-    asked = bool(rows) and rows[0]["role"] == "user"
-    complete = [tuple(row) for row in rows[asked : asked + 1]] == [("assistant", "done")]
-    if asked or complete:
-        forget_replaced(db, chat_id)
-    if complete:
-        db.execute(f"INSERT INTO replaced ({_COLUMNS}) SELECT {_COLUMNS} {end}", (chat_id, first))
+    """Keep the messages from this id on. A complete reply stays kept while others in its place are not."""
+    messages = "FROM messages WHERE chat_id = ? AND id"
+    start = f"SELECT role, state, text || reasoning AS text {messages} >= ? ORDER BY id LIMIT 1"
+    begins = db.execute(start, (chat_id, first)).fetchone()
+    if begins is None or not begins["text"]:
+        return
+    after = db.execute(f"SELECT coalesce(max(id), 0) {messages} < ?", (chat_id, first)).fetchone()[0]
+    before, kept = replaced(db, chat_id)
+    better = kept and before == after and (kept[0].role, kept[0].state) == ("assistant", "done")
+    if better and begins["role"] == "assistant" and begins["state"] != "done":
+        return
+    forget_replaced(db, chat_id)
+    copy = f"INSERT INTO versions ({_COLUMNS}, after) SELECT {_COLUMNS}, ? {messages} >= ?"
+    db.execute(copy, (after, chat_id, first))
 
 
 def forget_replaced(db: Db, chat_id: int) -> None:
-    db.execute("DELETE FROM replaced WHERE chat_id = ?", (chat_id,))
+    db.execute("DELETE FROM versions WHERE chat_id = ?", (chat_id,))
 
 
 def settle_interrupted(db: Db) -> None:

@@ -56,9 +56,10 @@ _ADDED = (
     )
     """,
     """
-    CREATE TABLE IF NOT EXISTS replaced (
+    CREATE TABLE IF NOT EXISTS versions (
         id INTEGER PRIMARY KEY,
         chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        after INTEGER NOT NULL,
         role TEXT NOT NULL,
         at REAL NOT NULL,
         state TEXT NOT NULL,

@@ -285,10 +285,8 @@ class Store:
 
         self._database.write(work)
 
-    def replaced(self, chat_id: int) -> list[Message]:
-        """The complete reply that the last one has replaced, or a message that was edited, and what followed,
-        until the chat goes on.
-        """
+    def replaced(self, chat_id: int) -> tuple[int, list[Message]]:
+        """What a regeneration or an edit has replaced, and the message before it, until the chat goes on."""
         return self._database.read(lambda db: queries.replaced(db, chat_id))
 
     def check_newest(self, chat_id: int, newest: int) -> None:

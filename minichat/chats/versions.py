@@ -1,6 +1,6 @@
 """The versions of a reply: what was regenerated, or edited, is kept for as long as the chat does not go on.
 
-The store keeps the last complete one, so that it survives if minichat is killed.
+The store keeps the last one, and a complete reply rather than one that was stopped, for later starts.
 """
 
 from minichat.chats.errors import StoreError
@@ -13,10 +13,8 @@ class Versions:
 
     def __init__(self, chat: Chat, store: Store) -> None:
         self._chat, self._store = chat, store
-        kept = store.replaced(chat.id)
+        self._after, kept = store.replaced(chat.id)  # the message before them
         self._others = [kept] if kept else []  # the last one was shown before
-        before, _ = self._split(chat.messages, kept[0].id if kept else 0)
-        self._after = before[-1].id if before else 0  # the message before them
 
     @property
     def complete(self) -> bool:

@@ -113,7 +113,7 @@ async def test_an_edited_message_comes_back_with_its_reply(bench: Callable[..., 
         await it.command("reply.earlier")
         assert it.texts() == first
         await it.answered(await it.say("go on"), "four")
-        assert not it.app.store.replaced(it.app.chats.active.chat.id)
+        assert it.app.store.replaced(it.app.chats.active.chat.id) == (0, [])
 
 
 @run
@@ -129,7 +129,11 @@ async def test_a_stopped_reply_to_an_edited_message_brings_nothing_back(bench: C
         )
         it.app.chats.active.edit()
         await it.answered(await it.say("again"), "two")
-        assert not it.app.store.replaced(it.app.chats.active.chat.id), "its reply was not complete"
+        await it.command("reply.earlier")
+        assert it.texts()[0][1] == "goodbye"
+    async with bench() as it:
+        await it.command("reply.earlier")
+        assert it.texts()[0][1] == "again"
 
 
 @run
@@ -195,4 +199,22 @@ async def test_a_killed_regeneration_brings_the_complete_reply_back(
     async with bench() as it:
         assert it.texts() == good
         await it.answered(await it.say("and more"), "fine")
-        assert not it.app.store.replaced(it.app.chats.active.chat.id)
+        assert it.app.store.replaced(it.app.chats.active.chat.id) == (0, [])
+
+
+@run
+async def test_what_was_switched_back_from_is_there_after_a_restart(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        for number in range(12):
+            await it.answered(await it.say(f"message {number}"), f"reply {number}")
+        long, active = it.texts(), it.app.chats.active
+        active.retry(active.messages[1].id)
+        await it.until(lambda: len(it.replies) == 13)
+        await it.answered(it.replies[-1], "another")
+        short = it.texts()
+        await it.command("reply.earlier")
+        assert it.texts() == long and len(short) == 2
+    async with bench() as it:
+        assert it.texts() == long
+        await it.command("reply.earlier")
+        assert it.texts() == short
