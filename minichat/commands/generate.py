@@ -28,7 +28,7 @@ from minichat.commands.options import (
 )
 from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.session.attachments import MOST, PIPED, mentioned
+from minichat.session.attachments import MOST, PIPED, mentioned, missing
 from minichat.shell.streams import harmless
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -108,7 +108,11 @@ def _prompt(options: argparse.Namespace) -> str:
 
 def _warn_of_files(options: argparse.Namespace) -> None:
     """Name the files that an argument mentions. They are not attached: scripts pass texts of others."""
-    for name in mentioned(" ".join(options.text)):
+    text = " ".join(options.text)
+    for each in missing(text):
+        if not each.folder:
+            print(f"minichat: {each.sentence} It was sent as text", file=sys.stderr)
+    for name in mentioned(text):
         print(
             f"minichat: generate attaches no files, @{name} was sent as text; to attach it: "
             f"minichat generate TEXT - < {shlex.quote(name)}",

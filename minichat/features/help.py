@@ -155,7 +155,8 @@ def _columns(sections: Sequence[list[Content]], column: int, width: int) -> list
     if column == width:
         return list(chain(*sections))
     heights = [len(each) for each in sections]
-    cut = min(range(len(sections) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
+    # of equal cuts the last one: a single section is in the left column
+    cut = min(range(len(sections), -1, -1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
     left, right = chain(*sections[:cut]), chain(*sections[cut:])
     return [
         Content.assemble(one, " " * (column + _GAP - one.cell_length), other)

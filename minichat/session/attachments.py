@@ -86,7 +86,11 @@ class Missing:
     @property
     def sent_without(self) -> str:
         """The warning where the user cannot be asked."""
-        return f"{self}{'' if self.near else '.'} Sent without it"
+        return f"{self.sentence} Sent without it"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self}{'' if str(self).endswith('?') else '.'}"
 
 
 def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:

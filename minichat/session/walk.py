@@ -127,7 +127,7 @@ async def _read_again(
     backend, reply = chat.services.backend, messages[-1]
     if reply.reasoning or not reply.text:
         if not reply.reasoning and reply.stats and not reply.stats.tokens:
-            raise TokensUnknown("This reply has no tokens. Regenerate it")
+            raise TokensUnknown("This reply has no tokens" + ("" if reply.refused else ". Regenerate it"))
         raise TokensUnknown("The tokens of this reply are no longer available. Regenerate it")
     so_far = replace(chat.chat, messages=list(messages))
     left_out = reply.stats.left_out if reply.stats else 0

@@ -139,6 +139,10 @@ def test_generate_sends_the_name_of_a_file_as_text_and_warns(
         "minichat: generate attaches no files, @notes.txt was sent as text; to attach it: "
         "minichat generate TEXT - < notes.txt\n",
     )
+    assert run("generate", "sum up @note.txt, @./nowhere.py", *words).err == (
+        "minichat: no such file: note.txt; did you mean notes.txt? It was sent as text\n"
+        "minichat: no such file: ./nowhere.py. It was sent as text\n"
+    )
     assert run("generate", "--raw", "sum up @notes.txt", *words).err == ""
     pipe(b"a mail from me to @notes.txt")
     assert run("generate", "-", *words).err == ""

@@ -16,6 +16,10 @@ def _retry(context: Context, message: Message) -> None:
     sending.retry(context, message.id)
 
 
+def _has_text(message: Message) -> bool:
+    return bool(message.text)
+
+
 def _from_user(message: Message) -> bool:
     return message.role == "user"
 
@@ -28,7 +32,7 @@ MESSAGES = Feature(
     name="messages",
     title="Messages",
     message_commands=(
-        MessageCommand("Copy to the clipboard", _copy),
+        MessageCommand("Copy to the clipboard", _copy, _has_text),
         MessageCommand("Fork the chat from here", fork),
         MessageCommand("Edit and resend", edit, _from_user, when_idle=True, cuts=True),
         MessageCommand("Regenerate", _retry, _from_model, when_idle=True, cuts=True, asks=True),

@@ -189,6 +189,10 @@ def _reply(message: Message) -> bool:
     return message.role == "assistant"
 
 
+def _reply_with_tokens(message: Message) -> bool:
+    return _reply(message) and bool(message.text or message.reasoning)
+
+
 def _start(walk: Walk) -> int:
     """The least likely known position, or the first."""
     known = [(share, at) for at in range(len(walk.trace.tokens)) if (share := walk.share(at)) is not None]
@@ -229,7 +233,10 @@ PICKING = Feature(
     ),
     message_commands=(
         MessageCommand(
-            "Step through its tokens, continue with another", _pick_message, _reply, when_idle=True
+            "Step through its tokens, continue with another",
+            _pick_message,
+            _reply_with_tokens,
+            when_idle=True,
         ),
     ),
     part=Picking,

@@ -75,3 +75,12 @@ async def test_the_keys_that_scroll_the_help_are_named_if_it_does(bench: Callabl
         await it.until(lambda: "Up Down scroll  Esc close" in it.screen_text())
         await it.pilot.press(*"quit")
         await it.until(lambda: " Esc close" in it.screen_text() and "scroll  Esc" not in it.screen_text())
+
+
+@run
+async def test_a_single_section_is_in_the_left_column(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "type to filter" in it.screen_text())
+        it.app.screen.query_one("Input").value = "beam"
+        await it.until(lambda: "│ View  " in it.screen_text())

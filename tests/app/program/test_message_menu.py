@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from engine.api.errors import RequestTooLong
 from minichat.ui.dialogs.menus import message_menu
 from tests.app.conftest import run
 
@@ -22,3 +23,15 @@ async def test_it_warns_of_lost_messages_only_if_there_are_any(bench: Callable[.
             await it.until(lambda offered=offered: offered in it.screen_text())
             assert (f"{offered} (removes later messages)" in it.screen_text()) == warns
             await it.pilot.press("escape")
+
+
+@run
+async def test_nothing_that_needs_text_is_offered_for_a_reply_without_any(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.backend.refusal = RequestTooLong("9 tokens; tiny takes 8")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: 9 tokens" in it.screen_text())
+        message_menu(it.main.context, it.app.chats.active.chat.messages[-1].id)
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
+        assert "Copy" not in it.screen_text() and "Step through" not in it.screen_text()

@@ -228,6 +228,7 @@ def test_a_link_that_leads_nowhere_is_named(folder: Path) -> None:
     (folder / "link").symlink_to("gone")
     (found,) = missing("see @link")
     assert str(found) == "link is a link to a file that does not exist"
+    assert found.sent_without == "link is a link to a file that does not exist. Sent without it"
 
 
 @pytest.mark.parametrize(

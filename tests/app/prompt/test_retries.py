@@ -42,6 +42,8 @@ async def test_no_retry_is_offered_for_a_request_that_must_fail(bench: Callable[
         await it.pilot.press("alt+r")
         await it.until(lambda: "9 tokens; tiny takes 8" in it.notices())
         assert it.replies == []
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "This reply has no tokens" in it.notices())
         it.main.forget_requests()  # another model may have a longer context
         await it.until(lambda: "Alt+R to retry" in it.screen_text())
         await it.pilot.press("alt+r")
@@ -86,7 +88,7 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
         it.main.show_snapshot(snapshot())
         it.main.label()
         await it.pilot.press("alt+r", "tab", "r", "m")
-        await it.until(lambda: "Copy to the clipboard" in it.screen_text())
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
         assert "Regenerate" not in it.screen_text()
         await it.pilot.press("escape")
         assert (offered(), it.replies) == ([False, False], [])
@@ -312,7 +314,7 @@ async def test_the_menu_of_a_reply_offers_no_retry_that_must_fail(bench: Callabl
         it.backend.emit(Died(3, 1.0, "it was killed"))
         await it.until(lambda: "no engine" in it.screen_text())
         await it.pilot.press("m")
-        await it.until(lambda: "Copy to the clipboard" in it.screen_text())
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
         assert "Regenerate" not in it.screen_text()
 
 
