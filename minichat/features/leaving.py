@@ -45,21 +45,16 @@ class Leaver:
 
     def _unfinished(self, code: int) -> Loss | None:
         """Replies of an engine elsewhere go on. Those of the tour are its pages'."""
-        program, runs = self._context.program, [each.run for each in self._context.chats.streaming]
+        program, chats = self._context.program, self._context.chats
         if program.start.tour and code != RESTART:
             return None
-        sent = sum(run is not None and run.reply is not None for run in runs)
-        if unsent := len(runs) - sent:
-            one = "A message is waiting to be sent", "{does} without sending it"
-            return (
-                one
-                if unsent == 1
-                else (f"{unsent} messages are waiting to be sent", "{does} without sending them")
-            )
+        if unsent := sum(each.run is not None and each.run.reply is None for each in chats):
+            many = unsent > 1
+            problem = f"{unsent} messages are waiting" if many else "A message is waiting"
+            return f"{problem} to be sent", f"{{does}} without sending {'them' if many else 'it'}"
         if program.backend.elsewhere:
             return None
-        work = f"{sent} replies are running" if sent > 1 else "A reply is running" if sent else ""
-        work = work or (self._context.lifecycle.converting if code == RESTART else "")
+        work = chats.running or (self._context.lifecycle.converting if code == RESTART else "")
         return (work, "stop and {does}") if work else None
 
 

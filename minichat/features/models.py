@@ -39,6 +39,7 @@ class ModelScreen(PickScreen[Model]):
         self._present = identity(lifecycle.model)
         self._ellipsis = (ASCII if lifecycle.program.start.ascii else UNICODE).ellipsis
         self._noted = ""  # the model that the last remark was about
+        self._sure = ""  # the model for which replies may be stopped
 
     def on_mount(self) -> None:
         self.query_one(".sheet").add_class("-wide")
@@ -138,8 +139,13 @@ class ModelScreen(PickScreen[Model]):
             self.say(one_line(reason))
         elif model.support is None:
             self._lifecycle.choose(model)  # the dialog stays open to show the progress
+        elif self._runs(model):
+            self.dismiss(None)
+        elif (running := self._lifecycle.program.chats.running) and self._sure != model.name:
+            self._sure = model.name
+            self.say(f"{running}; press Enter again to stop and load {one_line(model.title)}")
         else:
-            self.dismiss(None if self._runs(model) else model)
+            self.dismiss(model)
 
     def action_cancel_fetching(self) -> None:
         self._lifecycle.cancel_fetching()

@@ -122,7 +122,7 @@ class EngineLifecycle:
         running = self.program.chats.streaming
         self.ready.clear()  # later requests wait for the new model
         self.program.poller.stop()
-        reason = f"the model was changed to {short(model)}"
+        reason = f"{short(model)} was chosen instead of {short(before)}"
         await asyncio.gather(*(each.cut_short(reason) for each in running))
         self.program.main.forget_requests()
         self.model, self.trouble = model, ""

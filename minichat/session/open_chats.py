@@ -64,6 +64,12 @@ class OpenChats:
     def streaming(self) -> list[Conversation]:
         return [each for each in self._all if each.streaming]
 
+    @property
+    def running(self) -> str:
+        """The replies that an engine has taken, in words; empty if there is none."""
+        count = sum(each.run is not None and each.run.reply is not None for each in self._all)
+        return f"{count} replies are running" if count > 1 else "A reply is running" if count else ""
+
     def see_snapshot(self, snapshot: Snapshot) -> None:
         """Tell each running reply which blocks it holds, over all requests of its group."""
         rows: dict[int, list[RequestView]] = {}

@@ -50,7 +50,7 @@ async def test_stored_text_is_harmless_wherever_it_is_shown(bench: Callable[...,
     chat = store.create_chat(f"title {EVIL}", f"system {EVIL}")
     store.append(chat.id, "user", f"said {EVIL}")
     store.append(chat.id, "assistant", EVIL, state="failed", error=f"error {EVIL}")
-    store.change_chat(chat.id, draft=f"draft {EVIL}")
+    store.keep_draft(chat.id, f"draft {EVIL}")
     store.close()
     async with bench((120, 30)) as it:
         await it.until(lambda: "draft" in it.screen_text())

@@ -140,8 +140,11 @@ async def test_running_replies_end_with_their_text_and_a_reason(bench: Callable[
         backend.loaded.clear()
         await picker(it, "pocket")
         await it.pilot.press("enter")
+        await it.until(lambda: "A reply is running; press Enter again to stop and load" in it.screen_text())
+        assert it.texts()[-1][2] == "streaming"
+        await it.pilot.press("enter")
         await it.until(lambda: it.texts()[-1] == ("assistant", "half of", "stopped"))
-        await it.until(lambda: "stopped: the model was changed to pocket" in it.screen_text())
+        await it.until(lambda: "stopped: pocket was chosen instead of tiny" in it.screen_text())
         await it.until(lambda: backend.progress is not None)
         backend.progress(5_000_000, 10_000_000)
         await it.until(lambda: "loading pocket  5.0 of 10.0 MB" in it.screen_text())

@@ -317,7 +317,7 @@ class TestCommand:
                 ["--tp", "2", "--meet", "a:1:b", "--replicas", "2"],
                 "--meet cannot be combined with --replicas",
             ),
-            (["--tp", "2", "--meet", "a:1"], "the address must be HOST:PORT:FILE"),
+            (["--tp", "2", "--meet", "a:1"], "--meet must be HOST:PORT:FILE"),
             (["--tp", "2", "--meet", f"a:1:{shared}"], "others may read the secret"),
             (["--metrics-prefix", "9x"], "letters, digits"),
             (["--drain", "nan"], "from 0 to 3600"),
