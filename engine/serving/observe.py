@@ -113,9 +113,8 @@ def snapshot(
 
 
 def _why(request: Request, scheduler: Scheduler) -> str:
-    """Why a request waits. The reason found for the first of the queue is not that of those behind it."""
-    queue = scheduler.waiting
-    if request.phase is Phase.WAITING and request is not queue.head() and request.id not in queue.held:
+    """Why a request waits. What it needed when it was the first of the queue is out of date behind others."""
+    if request.why.startswith("needs ") and request is not scheduler.waiting.head():
         return "queued"
     return request.why or _why_slow(request, scheduler.pace)
 
