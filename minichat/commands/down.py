@@ -5,6 +5,7 @@ import asyncio
 import signal
 import sys
 import time
+from typing import Any
 
 from engine.api.errors import EngineError
 from minichat.commands.options import failed
@@ -15,6 +16,7 @@ from minichat.shell.paths import locate
 _LOOK_EVERY = 0.05  # seconds
 _STARTS_WITHIN = 5.0  # seconds for a new process to write its record
 _ENDS_AT_ONCE = 3.0  # seconds before it is killed
+_GONE_WITHIN = 0.3  # seconds until the engine sees that a screen has been closed
 _SAY_AFTER = 1.0  # seconds of waiting before the reason is printed
 
 
@@ -58,15 +60,24 @@ async def _unread(resident: Resident) -> int:
     record = resident.record
     if record is None or record.state != "ready":
         return 0
-    asking = asyncio.ensure_future(ask(resident, "/engine/replies"))
+    asking = asyncio.ensure_future(_unread_replies(resident))
     if not (await asyncio.wait({asking}, timeout=_SAY_AFTER))[0]:
         wait = f"waiting up to {WITHIN:g} s for the list of its replies"
         print(f"minichat: {resident.name} has not answered yet; {wait}", file=sys.stderr)
     try:
-        replies = (await asking)["replies"]
+        return sum(not each["readers"] for each in await asking)
     except EngineError:  # it may hang, and must be stopped all the same
         return 0
-    return sum(each.get("unread", False) and not each["readers"] for each in replies)
+
+
+async def _unread_replies(resident: Resident) -> list[dict[str, Any]]:
+    for last in (False, True):
+        replies = (await ask(resident, "/engine/replies"))["replies"]
+        unread = [each for each in replies if each.get("unread", False)]
+        if last or not any(each["readers"] for each in unread):
+            break
+        await asyncio.sleep(_GONE_WITHIN)
+    return unread
 
 
 def _known(resident: Resident) -> bool:

@@ -86,3 +86,13 @@ def test_down_says_that_it_waits_for_a_silent_engine(
     assert asyncio.run(down._unread(resident)) == 0
     said = "minichat: main has not answered yet; waiting up to 3 s for the list of its replies\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_screen_that_has_just_been_closed_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[{"unread": True, "readers": count}, {"unread": False, "readers": 1}] for count in (1, 0)]
+
+    async def ask(*_: object) -> dict[str, Any]:
+        return {"replies": answers.pop(0)}
+
+    monkeypatch.setattr(down, "ask", ask)
+    assert asyncio.run(down._unread(Mock(record=Mock(state="ready")))) == 1 and not answers
