@@ -44,7 +44,8 @@ SAMPLING = (
 _MOST_ENGINES = 64
 # Names of fields in an error of the engine, at its beginning and later. Other words may be plain English.
 _FIELD = re.compile(r"\w+(?=: | '| must | is | cannot | needs )")
-_OTHERS = re.compile(r"(?<![\w'/.-])(?:[a-z]+_[a-z]+|tp|pp|(?:beams|n)(?= \(\d))(?![\w'/=-]|\.\w)")
+_SHOWN = r"(?:beams|n)(?= \(\d)|speculate(?= \()"  # with their values
+_OTHERS = re.compile(rf"(?<![\w'/.-])(?:[a-z]+_[a-z]+|tp|pp|{_SHOWN})(?![\w'/=-]|\.\w)")
 _OPTION = {"kv_scheme": "kv", "adapters": "adapter", "latency_target": "target_ms"}  # of these fields
 _CHANCES = ("top_p", "top_k", "min_p", "seed", "n", "best_of")  # without effect if greedy
 

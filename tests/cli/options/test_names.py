@@ -22,6 +22,7 @@ from tests.cli.conftest import Run
         ("--draft mtp --tp 2", "--draft: mtp runs in one process only; leave --tp and --pp at 1"),
         ("--draft mtp --kv-window 64", "--draft: mtp cannot be used with --kv-window or --kv-budget"),
         ("--n 3 --beams 2", "--n: 3 is more than --beams (2)"),
+        ("--regex a+ --speculate ngram", "--regex: cannot be combined with --speculate (ngram)"),
         ("--n 3 --best-of 2", "--best-of: 2 is less than --n (3)"),
         ("--device toaster", "--device 'toaster' is unknown; use cpu, cuda, or cuda:<index>"),
         ("--policy fast", "--policy 'fast' is unknown; available: fcfs, latency, priority"),
