@@ -208,8 +208,8 @@ class Conversation:
         if run is None or run.task is None or not self._stays(run):
             await self.cut_short("" if run is None or run.reply is not None else NEVER_SENT)
             return
-        run.left = True
         await run.arrival(run.task, _END_WITHIN)
+        run.left = True
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
 

@@ -214,6 +214,7 @@ class OpenChats:
 
     async def shut_down(self) -> None:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
+        self.services.pacer.rush()
         await asyncio.gather(*(each.shut_down() for each in self._all))
 
     def _reread(self, conversation: Conversation) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 _BETWEEN = 0.02  # seconds between the updates of two panes: never two in one tick
 _SHARE = 0.05  # the share of one core for drawing; costlier updates are spaced out
@@ -18,10 +19,16 @@ class Pacer:
         self._cpu = cpu  # of the drawing thread
         self._spent = cpu()
         self._free_at = 0.0
+        self._rush = asyncio.Event()
 
     async def wait(self) -> None:
         """Return when this stream may be drawn again."""
-        await asyncio.sleep(self.delay())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._rush.wait(), self.delay())
+
+    def rush(self) -> None:
+        """The program ends: let no stream wait any more."""
+        self._rush.set()
 
     def delay(self) -> float:
         """Take the next turn, and return the seconds until then."""

@@ -26,6 +26,7 @@ _STATES: dict[Finish, State] = {
     Finish.FAILED: "failed",
 }
 _WAITED = 3.0  # seconds; many chats that are drawn in turn get their tokens within this
+_TAKEN_WITHIN = 0.05  # seconds until text that has arrived is shown and saved
 _TAKEN = {"preempted", "swapped"}  # phases of a request without blocks
 _STILL = {"waiting", *_TAKEN}
 # Beside a message's parameters while it streams, for the next screen: how it is sampled, and what it lacks.
@@ -133,10 +134,13 @@ class RunningReply:
     sampled: ReplyLabel = field(default_factory=ReplyLabel)
 
     async def arrival(self, task: asyncio.Task[None], within: float) -> None:
-        """Wait for the engine to accept the request, because canceling earlier would lose it."""
+        """Wait for the engine to accept the request, because canceling earlier would lose it; then for the
+        text that is here, because the engine counts it as read.
+        """
         handed = asyncio.create_task(self.handed.wait())
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
+        await asyncio.wait({task}, timeout=_TAKEN_WITHIN)
 
     def accepted(self, reply: Reply) -> None:
         """The engine has accepted the request."""

@@ -55,7 +55,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         if files:
             context.app.notify(f"Attached: {one_line(listed(files))}")
         if edited:
-            context.app.notify(f"Kept what you edited until the chat goes on. To see it: {_earlier(context)}")
+            kept = "Kept what you edited until the chat goes on or the reply is regenerated"
+            context.app.notify(f"{kept}. To see it: {_earlier(context)}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()

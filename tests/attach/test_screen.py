@@ -280,6 +280,23 @@ async def test_a_reply_that_ended_before_the_resume_keeps_its_times(bench: Calla
 
 
 @run
+async def test_text_that_has_arrived_is_kept_when_the_screen_closes(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine counts it as read, though a busy screen has not drawn it."""
+    async with bench(backend=elsewhere()) as it:
+        monkeypatch.setattr(it.app.chats.services.pacer, "delay", lambda: 60.0)
+        reply = await it.say("hello")
+        reply.say("half ")
+        await it.until(lambda: "half" in it.screen_text())
+        reply.say("a loaf")
+        reply.end()
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+        assert it.texts()[-1] == ("assistant", "half a loaf", "done")
+
+
+@run
 async def test_a_reply_unknown_to_the_engine_stays_as_stored(bench: Callable[..., Any]) -> None:
     await leave(bench, quit)
     async with bench(backend=elsewhere()) as it:

@@ -101,7 +101,8 @@ async def test_an_edited_message_comes_back_with_its_reply(bench: Callable[..., 
         active.edit(active.messages[0].id)
         await it.answered(await it.say("goodbye"), "three")
         way = "To see it: ^P, Switch to the earlier reply"
-        await it.until(lambda: it.notices() == [f"Kept what you edited until the chat goes on. {way}"])
+        kept = "Kept what you edited until the chat goes on or the reply is regenerated"
+        await it.until(lambda: it.notices() == [f"{kept}. {way}"])
         assert it.texts() == other
         await it.command("reply.earlier")
         assert it.texts() == first
