@@ -188,7 +188,8 @@ Loss on the reference replies, and how often the most likely token of an exit or
 - An unknown thing whose name resembles a known one may get a wrong answer instead of an honest one.
 - English only: it answers a message in another language with a sentence in that language that says so, sometimes in the wrong one.
   Its stories come from ten plots. It cannot work with files, and says so.
-- In a crisis or a medical emergency it gives sympathy and emergency numbers. One in ten unusual wordings gets something else. It is a
+- In a crisis or a medical emergency it gives sympathy and emergency numbers. One in ten unusual wordings of the tests gets
+  something else, and of 71 that others wrote on 30 November 2026, 23 did, a few of them "I am glad to hear that!". It is a
   toy and no help.
 - It describes minichat as of the time the text was written. If the program differs, the program is right.
 """
