@@ -24,7 +24,8 @@ class Pacer:
     async def wait(self) -> None:
         """Return when this stream may be drawn again."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._rush.wait(), self.delay())
+            async with asyncio.timeout(self.delay()):  # wait_for may swallow a cancellation
+                await self._rush.wait()
 
     def rush(self) -> None:
         """The program ends: let no stream wait any more."""
