@@ -47,16 +47,21 @@ def test_a_restart_keeps_the_tour_and_its_chats(monkeypatch: pytest.MonkeyPatch,
     assert seen == [[], ["chat 1"], ["chat 1", "chat 2"]] and len({*map(id, backends)}) == 3
 
 
+async def write_own(it: Any) -> None:
+    """Play the first page, then send a message in its chat."""
+    await it.until(lambda: it.main.query(TourPanel))
+    await it.pilot.press("enter", "enter")
+    await it.until(lambda: len(it.replies) == 1)
+    await it.answered(it.replies[0])
+    await it.pilot.press("escape", *"own", "enter")
+    await it.until(lambda: len(it.replies) == 2)
+    await it.answered(it.replies[1])
+
+
 @run
 async def test_a_page_leaves_the_chat_in_which_the_user_has_written(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:
-        await it.until(lambda: it.main.query(TourPanel))
-        await it.pilot.press("enter", "enter")
-        await it.until(lambda: len(it.replies) == 1)
-        await it.answered(it.replies[0])
-        await it.pilot.press("escape", *"own", "enter")
-        await it.until(lambda: len(it.replies) == 2)
-        await it.answered(it.replies[1])
+        await write_own(it)
         mine = it.app.chats.active
         it.main.query_one(TourPanel).focus()
         await it.pilot.press("r")
@@ -86,13 +91,7 @@ async def test_the_last_page_leaves_letters_to_the_prompt(bench: Callable[..., A
 @run
 async def test_quitting_asks_if_the_user_has_written(bench: Callable[..., Any], key: str) -> None:
     async with bench((120, 40), tour=True) as it:
-        await it.until(lambda: it.main.query(TourPanel))
-        await it.pilot.press("enter", "enter")
-        await it.until(lambda: len(it.replies) == 1)
-        await it.answered(it.replies[0])
-        await it.pilot.press("escape", *"own", "enter")
-        await it.until(lambda: len(it.replies) == 2)
-        await it.answered(it.replies[1])
+        await write_own(it)
         it.main.query_one(TourPanel).focus()
         await it.pilot.press(key)
         await it.until(lambda: any("are not kept" in each for each in it.notices()))
