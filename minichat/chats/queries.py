@@ -33,9 +33,10 @@ def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
     row = chat_row(db, chat_id)
     edit = db.execute("SELECT message, text FROM edits WHERE id = ?", (chat_id,)).fetchone()
     after, kept = replaced(db, chat_id)
-    for first in (*([edit["message"]] if edit else ()), *([after] if kept else ())) if last > 0 else ():
+    needed = [*([edit["message"]] if edit else ()), *([after] if kept else ())]
+    if needed and last > 0:
         count = "SELECT count(*) FROM messages WHERE chat_id = ? AND id >= ?"
-        last = max(last, db.execute(count, (chat_id, first)).fetchone()[0])
+        last = max(last, db.execute(count, (chat_id, min(needed))).fetchone()[0])
     messages = last_messages(db, chat_id, last)
     earlier = 0
     if messages:

@@ -256,11 +256,10 @@ class Store:
         def work(db: Db) -> list[Message]:
             queries.reopen(db, chat_id)  # another screen may have closed it
             queries.check_newest(db, chat_id, newest)
-            if instead_of is not None:
-                queries.keep_replaced(db, chat_id, instead_of)
-            else:
+            if instead_of is None:
                 queries.forget_replaced(db, chat_id)
-            if instead_of is not None:
+            else:
+                queries.keep_replaced(db, chat_id, instead_of)
                 db.execute("DELETE FROM messages WHERE chat_id = ? AND id >= ?", (chat_id, instead_of))
             if title is not None:
                 queries.update_chat(db, chat_id, {"title": storable(title)})
