@@ -78,6 +78,8 @@ def make_cases(count: int, seed: int) -> list[Case]:
     cases += [Case(kind, (), make()) for kind, make in alone.items() for _ in range(count)]
     cases += [Case("newcomers", (), e) for _, e in newcomers()]
     cases += [Case("asked", (), e) for e in for_each_fact()]
+    for name, asked in care.in_few_words().items():
+        cases += [Case("calm" if name == "calm" else "distress", (), e) for e in asked]
     return cases + [_recall(rng) for _ in range(count)]
 
 
@@ -161,7 +163,7 @@ def likeness(
     by_kind: dict[str, list[list[int]]] = defaultdict(list)
     for case in cases:
         if not case.question.reply:
-            continue  # newcomers' questions have no reference
+            continue  # a fixed list without references
         by_kind[case.kind].append(encode(Chat(case.kind, (*case.before, case.question)), tokenizer))
     found = {}
     for kind, items in by_kind.items():

@@ -38,6 +38,8 @@ MEANING = {
     "newcomers": "what newcomers type in their first minutes, a fixed list that no training text is written for",
     "asked": "one question for each fact, written from its answer alone, by someone who had not seen the training text; no training text is written for it",
     "care": "crises, danger, medical emergencies: sympathy and where to find help; wordings kept out",
+    "distress": "distress, danger and alarms in few words, a fixed list by someone who had not seen the training text",
+    "calm": "ordinary messages with words of the former, by the same person: a reply without emergency numbers",
     "ordinary": "messages with the words of a crisis that are none: the usual answer; wordings kept out",
     "cannot": "code, rewriting, poems, pictures: an honest refusal and an alternative; phrasings kept out",
     "languages": "a sentence in another language: the reply in that language, English only; sentences kept out",

@@ -249,7 +249,7 @@ def test_a_note_repeats_the_name_after_the_thing() -> None:
 
 def test_reference_replies_of_the_cases_pass_their_checks() -> None:
     cases = evaluate.make_cases(count=60, seed=11)
-    with_reference = [case for case in cases if case.kind != "newcomers"]
+    with_reference = [case for case in cases if case.kind not in ("newcomers", "distress", "calm")]
     assert [case.question for case in with_reference if not case.check.right(case.question.reply)] == []
     assert set(Counter(case.kind for case in cases)) >= {"about", "recall", "json", "stories", "unknown"}
 
@@ -313,7 +313,8 @@ def test_held_out_questions_are_answered_and_not_trained_on(kind: ModuleType) ->
 def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
     banks = (lists.ASKS, lists.SEQUENCE_ASKS, lists.COUNTS, lists.DOWNS)
     sides = [(bank[False], bank[True]) for bank in banks]
-    sides += [(need.train, need.test) for need in care.needs().values()]
+    sides += [((*need.train, *need.short), need.test) for need in care.needs().values()]
+    sides += [(call.asks, call.test) for call in care.calls()]
     sides += [(tuple(topic["train"]), tuple(topic["test"])) for topic in care.near().values()]
     sides += [(cannot.patterns(name, False), cannot.patterns(name, True)) for name in cannot.SHARES]
     sides += [
@@ -332,7 +333,24 @@ def test_each_list_has_the_maximum_length_and_no_duplicates() -> None:
 
 
 def test_every_reply_to_a_crisis_or_emergency_names_whom_to_call() -> None:
-    assert [name for name, need in care.needs().items() if "112" not in need.say] == []
+    assert [name for name, need in care.needs().items() if not care.numbers_in(need.say)] == []
+    assert [call.reply for call in care.calls() if not care.numbers_in(call.reply)] == []
+
+
+def test_no_message_in_few_words_is_trained_on() -> None:
+    rng = Random(5)
+    trained = {normal(e.user) for _ in range(4000) for e in (*care.exchanges(rng), *care.ordinary(rng))}
+    kept = [e for asked in care.in_few_words().values() for e in asked]
+    assert not {normal(e.user) for e in kept} & trained
+    assert care.in_few_words().keys() == {*care.needs(), "calm"}
+
+
+def test_states_of_distress_are_said_in_the_words_for_other_moods() -> None:
+    rng = Random(5)
+    made = {e.user: e.reply for _ in range(9000) for e in care.exchanges(rng)}
+    crisis = care.needs()["crisis"]
+    assert {made[text] for text in made if "hopeless" in text.lower().split()} == {crisis.say}
+    assert not set(crisis.states) & {word for mood in manners.MOODS.values() for word in mood.feeling}
 
 
 def test_ordinary_messages_near_a_crisis_get_the_usual_answer() -> None:

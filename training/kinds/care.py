@@ -1,6 +1,7 @@
 """Situations that need human help: crises, danger, medical emergencies; and ordinary messages that are near them.
 
-The text is in text/care.toml and text/ordinary.toml.
+The text is in text/care.toml (the replies, and messages in many words), text/distress.toml (in few words), text/calls.toml
+(in other languages) and text/ordinary.toml.
 """
 
 import tomllib
@@ -11,15 +12,28 @@ from random import Random
 from training.chat import Exchange
 from training.check import Honest, Terms
 from training.facts import all_facts
+from training.kinds.languages import languages, without_accents
+from training.kinds.manners import FEELINGS
 from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
 from training.phrasing import any_of, made_up, muddled, pictured, roughly
 
-SHARES = {"crisis": 0.36, "friend": 0.09, "danger": 0.1, "harm": 0.13, "alarm": 0.26, "doctor": 0.08}
+SHARES = {
+    "crisis": 0.26,
+    "low": 0.12,
+    "grief": 0.09,
+    "friend": 0.07,
+    "danger": 0.1,
+    "harm": 0.09,
+    "alarm": 0.23,
+    "doctor": 0.12,
+}
+NUMBERS = ("112", "911", "988", "116 123", "119", "120")
+ABROAD = 0.08  # of the messages, in another language
 NEAR = {
-    "leave": 0.3,
-    "world": 0.32,
-    "noted": 0.12,
+    "leave": 0.23,
+    "world": 0.27,
+    "noted": 0.24,
     "this": 0.1,
     "lost": 0.08,
     "stop": 0.05,
@@ -35,45 +49,127 @@ LEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A reply, and the messages it is for: whole ones, and patterns with a list for each slot."""
+    """A reply, and the messages it is for: whole ones, patterns with a list for each slot, and short ones."""
 
     say: str
     must: tuple[str, ...]
     patterns: tuple[str, ...]
     slots: dict[str, tuple[str, ...]]
     train: tuple[str, ...]
+    states: tuple[str, ...]  # how somebody feels
+    short: tuple[str, ...]
+    filling: dict[str, tuple[str, ...]]  # the slots of `short`
     test: tuple[str, ...]
 
     def message(self, rng: Random, held_out: bool) -> str:
         if held_out:
             return rng.choice(self.test)
+        if not self.train or rng.random() < 0.55:
+            return self._in_few_words(rng)
         if rng.random() < 0.5:
             return any_of(rng, self.train)
-        text = any_of(rng, self.patterns).format(
-            **{key: rng.choice(fills) for key, fills in self.slots.items()}
-        )
-        return text[0].upper() + text[1:]
+        return _begun(_filled(rng, any_of(rng, self.patterns), self.slots))
+
+    def _in_few_words(self, rng: Random) -> str:
+        if self.states and rng.random() < 0.4:
+            return _begun(any_of(rng, FEELINGS).format(f=rng.choice(self.states)))
+        return _begun(_filled(rng, any_of(rng, self.short), self.filling))
+
+
+def _filled(rng: Random, pattern: str, slots: dict[str, tuple[str, ...]]) -> str:
+    return pattern.format(**{key: rng.choice(fills) for key, fills in slots.items()})
+
+
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 @cache
 def needs() -> dict[str, Need]:
-    raw = tomllib.loads((TEXT / "care.toml").read_text(encoding="utf-8"))
-    return {name: _read(each) for name, each in raw.items()}
-
-
-def _read(raw: dict) -> Need:
-    return Need(
-        say=raw["say"],
-        must=tuple(raw["must"]),
-        patterns=(*raw["do"], *raw.get("ing", ())),
-        slots={key: tuple(raw[key]) for key in ("d", "g", "r", "x") if key in raw},
-        train=tuple(raw["train"]),
-        test=tuple(raw["test"]),
+    many, few = (
+        tomllib.loads((TEXT / name).read_text(encoding="utf-8")) for name in ("care.toml", "distress.toml")
     )
+    return {name: _read(each, few[name]) for name, each in many.items()}
+
+
+def _read(many: dict, few: dict) -> Need:
+    return Need(
+        say=many["say"],
+        must=tuple(many["must"]),
+        patterns=(*many.get("do", ()), *many.get("ing", ())),
+        slots={key: tuple(many[key]) for key in ("d", "g", "r", "x") if key in many},
+        train=tuple(many.get("train", ())),
+        states=tuple(few.get("states", ())),
+        short=tuple(few["short"]),
+        filling={key: tuple(fills) for key, fills in few.get("slots", {}).items()},
+        test=tuple(many["test"] if "test" in many else few["test"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """A reply without helplines and emergency numbers."""
+
+    def right(self, reply: str) -> bool:
+        return not numbers_in(reply)
+
+
+def numbers_in(reply: str) -> list[str]:
+    """The helplines and emergency numbers in a reply."""
+    return [number for number in NUMBERS if number in reply]
+
+
+@cache
+def in_few_words() -> dict[str, tuple[Exchange, ...]]:
+    """Held-out messages by somebody who had not read the text, for each need, and ordinary ones near them (`calm`)."""
+    raw = tomllib.loads((TEXT / "distress.toml").read_text(encoding="utf-8"))
+    return {
+        name: tuple(
+            Exchange(text, "", Terms(tuple(each["must"])) if "must" in each else Calm())
+            for text in each["test"]
+        )
+        for name, each in raw.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls for help in another language, and the reply in it."""
+
+    reply: str
+    must: tuple[str, ...]
+    asks: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+@cache
+def calls() -> tuple[Call, ...]:
+    raw = tomllib.loads((TEXT / "calls.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Call(
+            reply=f"{language.say} {call['say']} (I speak English only.)",
+            must=(language.say, call["number"]),
+            asks=(*call["crisis"], *call["alarm"]),
+            test=(*call["test_crisis"], *call["test_alarm"]),
+        )
+        for language in languages()
+        for call in (raw[language.name],)
+    )
+
+
+def abroad(rng: Random, held_out: bool) -> list[Exchange]:
+    call = rng.choice(calls())
+    message = rng.choice(call.test) if held_out else any_of(rng, call.asks)
+    if not held_out:
+        message = roughly(rng, message, slips=0.02)
+        message = without_accents(message) if rng.random() < 0.15 else message
+    return [Exchange(message, call.reply, Terms(call.must))]
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """A message, as typed in a hurry."""
+    if rng.random() < ABROAD:
+        return abroad(rng, held_out)
     need = needs()[rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]]
     message = need.message(rng, held_out)
     if not held_out:

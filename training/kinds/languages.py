@@ -60,13 +60,13 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     asked = language.asked(rng, held_out)
     if not held_out:
         asked = roughly(rng, asked, slips=0.02)
-        asked = _without_accents(asked) if rng.random() < 0.15 else asked
+        asked = without_accents(asked) if rng.random() < 0.15 else asked
     return [Exchange(asked, language.reply, Terms((language.say,)))]
 
 
 _PLAIN = str.maketrans("áàâäãåéèêëíìîïóòôöõúùûüçñğşıćęłńóśźż", "aaaaaaeeeeiiiiooooouuuucngsicelnoszz")
 
 
-def _without_accents(text: str) -> str:
+def without_accents(text: str) -> str:
     """The text without accents, as typed on a keyboard without them."""
     return text.translate(_PLAIN).replace("¿", "").replace("¡", "")
