@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "ordinary": (care.ordinary, 0.16),
     "cannot": (cannot.exchanges, 0.095),
     "languages": (languages.exchanges, 0.09),
-    "lists": (lists.exchanges, 0.12),
+    "lists": (lists.exchanges, 0.17),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",

@@ -1,7 +1,7 @@
 """The generators: their replies pass their own checks, and held-out text is never trained on."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from random import Random
 from types import ModuleType
 
@@ -311,7 +311,7 @@ def test_held_out_questions_are_answered_and_not_trained_on(kind: ModuleType) ->
 
 
 def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
-    banks = (lists.ASKS, lists.SEQUENCE_ASKS, lists.COUNTS, lists.DOWNS)
+    banks = (lists.ASKS, *lists.banks().values())
     sides = [(bank[False], bank[True]) for bank in banks]
     sides += [((*need.train, *need.short), need.test) for need in care.needs().values()]
     sides += [(call.asks, call.test) for call in care.calls()]
@@ -330,6 +330,19 @@ def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
 def test_each_list_has_the_maximum_length_and_no_duplicates() -> None:
     for items in lists.kinds_of_lists().values():
         assert len(set(items)) == len(items) == lists.LONGEST
+
+
+def test_a_question_for_a_list_or_a_count_has_one_answer() -> None:
+    rng, answers = Random(5), defaultdict[str, set[str]](set)
+    for e in (e for _ in range(20_000) for e in lists.exchanges(rng)):
+        answers[normal(e.user)].add(e.reply)
+    assert [asked for asked, found in answers.items() if len(found) > 1] == []
+
+
+def test_complete_lists_have_names_of_their_own() -> None:
+    names = [name for known in lists.known_lists() for name in {name.lower() for name in known.names}]
+    assert len(set(names)) == len(names)
+    assert [known for known in lists.known_lists() if len(set(known.items)) < len(known.items)] == []
 
 
 def test_every_reply_to_a_crisis_or_emergency_names_whom_to_call() -> None:

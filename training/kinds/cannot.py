@@ -79,7 +79,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     topic, pattern = _topics()[name], any_of(rng, patterns(name, held_out))
     if not held_out and name in TAILS and rng.random() < 0.45:
         pattern = _composed(rng, name)
-    slots = {key: rng.choice(topic[key]) for key in ("l", "x") if key in topic}
+    slots = {key: rng.choice(topic[key]) for key in ("l", "x", "q", "r") if key in topic}
     if any(field == "t" for _, field, _, _ in Formatter().parse(pattern)):
         slots["t"] = _text(rng, held_out)
     asked = pattern.format(c=_snippet(rng), **slots)

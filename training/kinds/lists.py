@@ -1,19 +1,22 @@
-"""Lists of a requested length, up to 30, and counting, both memorized. The lists are in text/lists.toml."""
+"""Lists of a requested length, up to 30, and counting, both memorized. Free lists are in text/lists.toml, complete ones and series in
+text/counting.toml."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 
 from training.chat import Exchange
-from training.check import Check, Exact, Honest, ListOf, Terms
+from training.check import Check, Exact, Honest, ListOf, Terms, Words
 from training.kinds.numbers import spell
 from training.kinds.unknown import KNOW
-from training.lexicon import DAYS, MONTHS, TEXT, is_held_out
+from training.lexicon import TEXT, is_held_out
 from training.phrasing import any_of, made_up, roughly
 
 LONGEST = 30
 TOO_LONG = f"That is too long for me: I list up to {LONGEST} things. Ask me for fewer."
+TOO_FAR = f"That is too long for me: I count up to {LONGEST} numbers. Ask me for fewer, or say *count to 100 by tens*."
 ASKS = {
     False: (
         "[For my|For our|For tonight's] [quiz|party game|lesson|spelling test] [I need|we need|it takes] {n} [different |]{c}[.|, please.|]",
@@ -54,76 +57,80 @@ ASKS = {
 }  # fmt: skip
 SOME = ("some", "a few", "some", "several")
 STRANGE = (
-    "planets", "presidents", "programming languages", "books", "films", "songs", "singers", "inventors", "wars", "companies", "car brands", "phones", "stocks", "websites", "jokes", "poems", "recipes", "actors", "kings", "queens", "painters", "philosophers", "elements",
-    "movies", "bands", "novels", "moons", "operating systems", "algorithms", "facts about France", "reasons for the war", "rivers in Africa", "capitals of Europe", "diseases", "medicines", "scientists", "football clubs", "restaurants in Rome", "video games", "tv shows", "anagrams",
-    "rivers", "mountains", "lakes", "islands", "volcanoes", "gods", "planets with rings", "synonyms of big", "rhymes on house", "famous people", "laws", "currencies", "chemicals", "quotes", "prime ministers", "poets",
+    "presidents", "programming languages", "books", "films", "songs", "singers", "inventors", "wars", "companies", "car brands", "phones", "stocks", "websites", "jokes", "poems", "recipes", "actors", "kings", "queens", "painters", "philosophers", "elements",
+    "movies", "bands", "novels", "moons", "operating systems", "algorithms", "facts about France", "countries in Asia", "countries in Africa", "cities in France", "cities in Italy", "cities in America", "cities in Japan", "towns in Poland", "rivers in Germany", "rivers in England", "rivers in Asia", "mountains in Spain", "mountains in Austria", "lakes in Finland", "lakes in Canada", "reasons for the war", "rivers in Africa", "capitals of Europe", "diseases", "medicines", "scientists", "football clubs", "restaurants in Rome", "video games", "tv shows", "anagrams",
+    "lakes", "islands", "volcanoes", "gods", "planets with rings", "synonyms of big", "rhymes on house", "famous people", "laws", "currencies", "chemicals", "quotes", "prime ministers", "poets",
     "sonnets", "essays", "riddles", "proverbs", "plays", "operas", "paintings", "statues", "museums", "castles", "bridges", "towers", "battles", "treaties", "emperors", "saints", "popes", "generals", "explorers", "astronauts", "theorems", "formulas", "equations", "particles", "galaxies", "comets", "constellations", "satellites",
     "viruses", "vitamins", "allergies", "remedies", "lawyers", "politicians", "parties", "newspapers", "magazines", "channels", "podcasts", "influencers", "hashtags", "passwords", "shortcuts in Word", "pages on the web", "shops near me", "hotels in Paris", "flights to Rome", "trains to Berlin", "slang words", "idioms", "adverbs", "verbs in French",
     "words in Latin", "synonyms of happy", "rhymes on moon", "anthems", "flags", "dynasties", "myths", "legends", "heroes of Greece", "titans", "nymphs", "dances", "chords", "symphonies", "composers", "conductors", "drummers", "rappers", "comedians", "directors",
 )  # fmt: skip
-RAINBOW = ("red", "orange", "yellow", "green", "blue", "indigo", "violet")
-SEQUENCES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("days of the week", "seven days of the week", "days", "weekdays", "days in a week"), ", ".join(DAYS)),
-    (("months", "months of the year", "twelve months", "months in a year"), ", ".join(MONTHS)),
-    (("alphabet", "letters of the alphabet", "abc", "ABC", "English alphabet", "letters from a to z"), ", ".join("abcdefghijklmnopqrstuvwxyz")),
-    (("vowels", "five vowels", "vowels of English"), "a, e, i, o, u"),
-    (("seasons", "four seasons", "seasons of the year"), "spring, summer, autumn, winter"),
-    (("colors of the rainbow", "colors of the rainbow", "rainbow colors", "seven colors of the rainbow"), ", ".join(RAINBOW)),
-)  # fmt: skip
-SEQUENCE_ASKS = {
-    False: (
-        "[My child learns|I am learning|We are learning] the {x}[, say them|. List them|. Which are they|, please write them down][.|]",
-        "[In the right order|From first to last|One by one|In sequence]: the {x}[.|, please.|]",
-        "[I forgot|I never remember|I mix up] the {x}[. What are they|, help me|. Write them down|, which are they]?",
-        "List the {x}.", "What are the {x}?", "Name the {x}.", "Tell me the {x}.", "Say the {x}.", "Write the {x}.", "Recite the {x}.", "Do you know the {x}?", "Can you list the {x}?", "Can you say the {x}?", "Give me the {x}.", "all {x}", "The {x}?", "the {x}, please", "Write down the {x}.",
-        "Show me the {x}.", "Name all {x}.", "List all {x}.", "Please list the {x}.", "What is the {x}?", "{x}", "Can you tell me the {x}?", "Could you write the {x}?", "I need the {x}.", "Type the {x}.", "which are the {x}", "say all the {x}",
-        "[List|Name|Mention|Write|Write down|Put down|Note down|Jot down|Type|Print|Show me|Tell me|Say|Recite|Give me|Enumerate|Go through|Call out] [all |]the {x}[ for me| please| in order||.|.]", "[Can|Could] you [write down|put down|tell me|recite|list|give me|go through] [all |]the {x}[ for me| please|]?",
-    ),
-    True: ("Let me hear the {x}.", "I would like to see the {x}.", "Would you name the {x}?"),
-}  # fmt: skip
-COUNTS = {
-    False: (
-        "[We play hide and seek|I shut my eyes|I'll hide], [count|you count] [to|up to] {b}[.|!|]",
-        "[Tick off|Name|Recite|Go up] the numbers from {a} to {b}[.|, please.|, one after the other.|]",
-        "[Climb|Walk|March|Step] from {a} [up |]to {b}, [number by number|one at a time|one by one][.|]",
-        "Count to {b}.", "Count to {b}", "Please count to {b}.", "Can you count to {b}?", "Count up to {b}.", "Count from {a} to {b}.", "Count from {a} up to {b}.", "Can you count from {a} to {b}?", "Could you count to {b}?", "Count until {b}.", "count till {b}", "Say the numbers from {a} to {b}.",
-        "Write the numbers from {a} to {b}.", "List the numbers {a} to {b}.", "Numbers from {a} to {b}.", "the numbers {a} to {b}", "{a} to {b}", "Numbers up to {b}.", "Give me the numbers {a} to {b}.", "Let me see you count to {b}.", "I want you to count to {b}.", "Now count to {b}.",
-        "Show me that you can count to {b}.", "Count all the way to {b}.", "Start at {a} and count to {b}.", "can you count up to {b}", "count for me to {b}", "How do you count to {b}?", "Write out the numbers {a} to {b}.", "numbers {a}-{b}", "Tell me the numbers from {a} to {b}.", "Type the numbers {a} to {b}.",
-        "[Count|Please count|Can you count|Now count|Start counting|Count upwards|Count up|Go] [from|starting with|starting at|starting from|beginning with|beginning at|beginning from] {a} [to|up to|till|until|and stop at|and end with|through|all the way to] {b}[.|.|, please.| for me.|]",
-        "[Count|Please count|Now count|Count up|Count for me], [starting|beginning] [with|at|from] {a}, [to|up to|until|till|and stop at|and end with] {b}[.|.|, please.|]", "[Starting|Beginning] [with|at|from] {a}[,|] [count|please count|count up|keep counting] [to|up to|until|till] {b}[.|]",
-        "[Begin|Start] [with|from] {a} and [count|count up|go on] [to|up to|until|till] {b}[.|]", "[The numbers|All numbers|All the numbers|Every number] [from|starting with|beginning with] {a} [to|up to|until] {b}[, please.|.|]",
-        "[Give me|Show me|Let me see|I want|I need|Print|Type|Say|Recite|Write down] [the|all] numbers [from|starting at|starting with|beginning with] {a} [to|up to|until] {b}[.|, please.|]", "{a}, and so on[,|] [to|up to|until] {b}[.|]", "Count [on |]from {a} and [stop|end] [at|with|after] {b}[.|]",
-    ),
-    True: ("Would you count to {b} for me?", "Run through the numbers {a} to {b}.", "Let me hear the numbers {a} to {b}."),
-}  # fmt: skip
-DOWNS = {
-    False: (
-        "[The rocket starts|Liftoff|New Year's Eve]: [count down|countdown] from {b}[.|!|]",
-        "[Climb|Walk|Step] down from {b} to {a}, [number by number|one at a time|one by one][.|]",
-        "Count down from {b}.", "Count down from {b} to {a}.", "Count backwards from {b}.", "Count backwards from {b} to {a}.", "Countdown from {b}.", "Count from {b} to {a}.", "Count from {b} back to {a}.", "A countdown from {b}, please.", "Can you count down from {b}?", "countdown {b}", "{b} to {a}, backwards",
-        "Count in reverse from {b}.", "Numbers from {b} down to {a}.", "Start at {b} and count down to {a}.", "Do a countdown from {b}.", "count back from {b} to {a}", "{b} down to {a}",
-        "[Count|Please count|Can you count|Now count] [down|backwards|back|in reverse] [from|starting at|starting with|beginning with] {b} [to|down to|till|until|and stop at|and end with] {a}[.|.|, please.|]", "[Count|Please count], [starting|beginning] [with|at|from] {b}, [down|backwards|back] to {a}[.|]",
-        "[Starting|Beginning] [with|at|from] {b}[,|] count [down|back|backwards] [to|until] {a}[.|]", "[Give me|Show me|Write down|Say] the numbers [from|starting with] {b} [down|back] to {a}[.|]",
-    ),
-    True: ("Begin at {b} and go down to {a}.", "Would you count down from {b} to {a}?"),
-}  # fmt: skip
 WORDS = ("Count to {b} in words.", "Count in words to {b}.", "Write the numbers to {b} in words.", "Count from {a} to {b} in words.", "Count to {b} with words.", "the numbers {a} to {b} as words", "Spell the numbers from {a} to {b}.")  # fmt: skip
 
 Made = tuple[str, str, Check]
 
 
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A kind of things: the first so many are a list of it. `one` is its singular with and without the article."""
+
+    names: tuple[str, ...]
+    items: tuple[str, ...]
+    one: tuple[str, str]
+    loose: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A list that is complete. `many` is its noun and the rest of a question for their number."""
+
+    names: tuple[str, ...]
+    items: tuple[str, ...]
+    ordered: bool
+    many: tuple[str, str] | None
+
+
+def _split(items: str) -> tuple[str, ...]:
+    return tuple(items.split("|" if "|" in items else None))
+
+
 @cache
-def _lists() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The names and the items of each kind."""
+def _lists() -> dict[str, Free]:
     raw = tomllib.loads((TEXT / "lists.toml").read_text(encoding="utf-8"))
     return {
-        kind: (tuple(each["names"]), tuple(each["items"].split("|" if "|" in each["items"] else None)))
-        for kind, each in raw.items()
+        kind: Free(tuple(x["names"]), _split(x["items"]), (x["one"][0], x["one"][1]), x.get("loose", False))
+        for kind, x in raw.items()
     }
 
 
+@cache
+def known_lists() -> tuple[Known, ...]:
+    known = tomllib.loads((TEXT / "counting.toml").read_text(encoding="utf-8"))["known"]
+    return tuple(
+        Known(
+            tuple(x["names"]),
+            _split(x["items"]),
+            x.get("ordered", False),
+            (x["many"][0], x["many"][1]) if "many" in x else None,
+        )
+        for x in known.values()
+    )
+
+
+@cache
+def banks() -> dict[str, dict[bool, tuple[str, ...]]]:
+    """The phrasings in text/counting.toml; the held-out ones under True."""
+    asks = tomllib.loads((TEXT / "counting.toml").read_text(encoding="utf-8"))["asks"]
+    return {name: {False: tuple(x["train"]), True: tuple(x["test"])} for name, x in asks.items()}
+
+
 def kinds_of_lists() -> dict[str, tuple[str, ...]]:
-    return {kind: items for kind, (_, items) in _lists().items()}
+    return {kind: free.items for kind, free in _lists().items()}
+
+
+def _way(rng: Random, patterns: tuple[str, ...]) -> str:
+    """A phrasing, often a short one: those without options, which most users type."""
+    short = tuple(pattern for pattern in patterns if "[" not in pattern)
+    return any_of(rng, short if short and rng.random() < 0.4 else patterns)
 
 
 def _number(rng: Random, n: int) -> str:
@@ -143,22 +150,37 @@ def _list(rng: Random, held_out: bool) -> Made:
         kind, n = rng.choice(tuple(_lists())), _size(rng)
         if is_held_out(f"{n} {kind}") == held_out:
             break
-    names, items = _lists()[kind]
-    reply = "\n".join(f"{i}. {item}" for i, item in enumerate(items[:n], 1))
-    name = rng.choice(names)
+    free = _lists()[kind]
+    reply = _numbered(free.items[:n])
+    name = rng.choice(free.names)
     if n == 5 and not held_out and rng.random() < 0.5:
-        ask = any_of(rng, ASKS[False])
-        return ask.format(n=rng.choice(SOME), c=name), reply, ListOf(n, items)
-    ask = any_of(rng, ASKS[held_out])
-    return ask.format(n=_number(rng, n), c=name), reply, ListOf(n, items)
+        ask = _way(rng, ASKS[False])
+        return ask.format(n=rng.choice(SOME), c=name), reply, ListOf(n, free.items)
+    ask = _way(rng, ASKS[held_out])
+    return ask.format(n=_number(rng, n), c=name), reply, ListOf(n, free.items)
+
+
+def _numbered(items: tuple[str, ...]) -> str:
+    return "\n".join(f"{i}. {item}" for i, item in enumerate(items, 1)) if len(items) > 1 else items[0]
+
+
+def _loose(rng: Random, held_out: bool) -> Made:
+    """One thing, or a list without a length, which has five."""
+    free = rng.choice([each for each in _lists().values() if each.loose])
+    if rng.random() < 0.5:
+        ask = _way(rng, banks()["unnumbered"][held_out])
+        return ask.format(c=rng.choice(free.names)), _numbered(free.items[:5]), ListOf(5, free.items)
+    free = rng.choice(tuple(_lists().values()))
+    ask = _way(rng, banks()["one"][held_out])
+    return ask.format(o=free.one[0], i=free.one[1]), free.items[0], ListOf(1, free.items)
 
 
 def _strange_list(rng: Random, held_out: bool) -> Made:
     """A list of an unknown kind, or one that is too long."""
-    ask = any_of(rng, ASKS[held_out])
+    ask = _way(rng, ASKS[held_out])
     if rng.random() < 0.3:
         n = rng.choice((rng.randint(LONGEST + 1, 120), 50, 100, 1000))
-        name = rng.choice(rng.choice(tuple(_lists().values()))[0])
+        name = rng.choice(rng.choice(tuple(_lists().values())).names)
         return (
             ask.format(n=_number(rng, n) if n < 100 else str(n), c=name),
             TOO_LONG,
@@ -171,9 +193,54 @@ def _strange_list(rng: Random, held_out: bool) -> Made:
 
 
 def _sequence(rng: Random, held_out: bool) -> Made:
-    names, reply = rng.choice(SEQUENCES)
-    ask = any_of(rng, SEQUENCE_ASKS[held_out])
-    return ask.format(x=rng.choice(names)), reply, Exact(reply)
+    """All of a complete list, also backwards."""
+    usual = tuple(known for known in known_lists() if known.many)
+    known = rng.choice(usual if rng.random() < 0.3 else known_lists())
+    if known.ordered and rng.random() < 0.3:
+        ask, items = _way(rng, banks()["backwards"][held_out]), known.items[::-1]
+    else:
+        ask, items = _way(rng, banks()["known"][held_out]), known.items
+    return _said(ask.format(x=rng.choice((known.names[0], *known.names))), items)
+
+
+def _said(asked: str, items: Iterable[str | int]) -> Made:
+    reply = ", ".join(map(str, items))
+    return asked, reply, Exact(reply)
+
+
+def _part(rng: Random, held_out: bool) -> Made:
+    """A part of a complete list: its first or last items, those between two, or as many as asked; or their number."""
+    if rng.random() < 0.25:
+        return _how_many(rng, held_out)
+    known = rng.choice([each for each in known_lists() if each.ordered or each.many])
+    size, draw = len(known.items), rng.random()
+    if not known.ordered or draw < 0.3:  # "three planets", "ten planets"
+        n = rng.randint(1, size + 4) if rng.random() < 0.9 else rng.choice((15, 20, 30, 50, 100))
+        asked = _way(rng, ASKS[held_out]).format(n=_number(rng, n), c=known.names[0])
+        if n >= size:
+            reply = f"There are only {size}: {', '.join(known.items)}" if n > size else ", ".join(known.items)
+            return asked, reply, Exact(reply)
+        return asked, _numbered(known.items[:n]), ListOf(n, known.items)
+    name = rng.choice(known.names[:2])
+    if draw < 0.55:
+        known = rng.choice([each for each in known_lists() if each.names[0] in SPANS])
+        first, last = sorted(rng.sample(range(len(known.items)), 2))
+        ask = _way(rng, banks()["between"][held_out])
+        asked = ask.format(x=rng.choice(known.names[:2]), p=known.items[first], q=known.items[last])
+        return _said(asked, known.items[first : last + 1])
+    n = rng.randint(2, size - 1)
+    way = "first" if draw < 0.8 else "last"
+    asked = _way(rng, banks()[way][held_out]).format(n=_number(rng, n), x=name)
+    return _said(asked, known.items[:n] if way == "first" else known.items[-n:])
+
+
+SPANS = ("days of the week", "months", "letters of the alphabet", "planets")  # from one item to another
+
+
+def _how_many(rng: Random, held_out: bool) -> Made:
+    size, (noun, rest) = rng.choice([(len(each.items), each.many) for each in known_lists() if each.many])
+    reply = f"There are {size} {noun}{rest}."
+    return _way(rng, banks()["many"][held_out]).format(x=noun, i=rest), reply, Words((str(size),))
 
 
 def _count(rng: Random, held_out: bool) -> Made:
@@ -182,19 +249,29 @@ def _count(rng: Random, held_out: bool) -> Made:
         1,
         rng.choice((5, 10, 10, 12, 15, 20, 20, 25, 30)) if rng.random() < 0.4 else rng.randint(3, LONGEST),
     )
-    if rng.random() < 0.25:
+    draw = rng.random()
+    if draw < 0.25:
         a = rng.randint(0, b - 2)
+    elif draw < 0.45:
+        a = rng.choice((rng.randint(5, 120), 10 * rng.randint(2, 19)))
+        b = a + rng.choice((rng.randint(3, 12), 10, rng.randint(3, LONGEST - 1)))
     numbers = list(range(a, b + 1))
-    if rng.random() < 0.1 and not held_out:
+    if b <= LONGEST and rng.random() < 0.1 and not held_out:
         reply = ", ".join(spell(n) for n in numbers)
-        return _filled(rng, rng.choice(WORDS), a, b), reply, Exact(reply)
+        return _filled(rng, rng.choice(_with_start(WORDS, a != 1)), a, b), reply, Exact(reply)
     if rng.random() < 0.3:
-        way = any_of(rng, DOWNS[held_out])
-        reply = ", ".join(map(str, reversed(numbers if "{a}" in way else range(1, b + 1))))
+        way = _way(rng, _with_start(banks()["down"][held_out], a != 1))
+        reply = ", ".join(map(str, reversed(numbers)))
     else:
-        way = any_of(rng, COUNTS[held_out])
-        reply = ", ".join(map(str, numbers if "{a}" in way else range(1, b + 1)))
+        way = _way(rng, _with_start(banks()["up"][held_out], a != 1))
+        reply = ", ".join(map(str, numbers))
     return _filled(rng, way, a, b), reply, Exact(reply)
+
+
+@cache
+def _with_start(patterns: tuple[str, ...], needed: bool) -> tuple[str, ...]:
+    """The patterns that say where a count starts, or all of them if it starts at one."""
+    return tuple(pattern for pattern in patterns if "{a}" in pattern) if needed else patterns
 
 
 def _filled(rng: Random, way: str, a: int, b: int) -> str:
@@ -203,11 +280,111 @@ def _filled(rng: Random, way: str, a: int, b: int) -> str:
     return way.format(a=spell(a) if words else a, b=spell(b) if words else b)
 
 
+FAR = {100: "a hundred", 1000: "a thousand", 10_000: "ten thousand", 100_000: "100,000", 1_000_000: "a million", 10**9: "a billion"}  # fmt: skip
+
+
+def _far(rng: Random, held_out: bool) -> Made:
+    """A count that is too long."""
+    b = rng.choice((40, 50, 50, 60, 75, 80, 99, 100, 100, 100, 120, 150, 200, 250, 300, 365, 500, 999, 1000, 1000, *FAR, rng.randint(35, 400)))  # fmt: skip
+    shown = (
+        FAR[b] if b in FAR and rng.random() < 0.5 else spell(b) if b < 1000 and rng.random() < 0.2 else str(b)
+    )
+    draw = rng.random()
+    if draw < 0.15:
+        ask, slots = _way(rng, ASKS[held_out]), {"n": shown, "c": "numbers"}
+    elif draw < 0.3 and b >= 80:
+        ask, slots = _way(rng, banks()["series"][held_out]), {"e": rng.choice(("even numbers", "odd numbers")), "b": shown}  # fmt: skip
+    elif draw < 0.45 and b >= 100:
+        ask = _way(rng, banks()["steps"][held_out])
+        slots = {**_step(rng, rng.choice([k for k in STEPS if k * 40 <= b])), "b": shown}
+    else:
+        ask = _way(rng, banks()["down" if draw > 0.85 else "up"][held_out])
+        slots = {"a": "1" if rng.random() < 0.8 or b > 10_000 else str(rng.randint(0, b - 34)), "b": shown}
+    return ask.format(**slots), TOO_FAR, Terms((f"up to {LONGEST}",))
+
+
+STEPS = (2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 5, 5, 6, 7, 8, 9, 10, 10, 10, 11, 12, 20, 25, 50, 100)
+
+
+def _step(rng: Random, k: int) -> dict[str, str]:
+    """A step as "twos" or "2s", and as a number."""
+    word = "hundred" if k == 100 else spell(k)
+    many = f"{word[:-1]}ies" if word.endswith("y") else word + ("es" if word.endswith("x") else "s")
+    return {"s": many if rng.random() < 0.6 else f"{k}{rng.choice(('s', 's', 's', chr(39) + 's'))}", "k": str(k) if rng.random() < 0.6 else word}  # fmt: skip
+
+
+def _steps(rng: Random, held_out: bool) -> Made:
+    """Counting by a step, up or down; without an end it has ten numbers."""
+    k, draw = rng.choice(STEPS), rng.random()
+    slots, most = _step(rng, k), rng.choice((10, 12, 20, LONGEST))
+    b = k * rng.randint(3, most) + (rng.randrange(k) if rng.random() < 0.12 else 0)
+    if draw < 0.15:
+        b = rng.choice([n for n in (10, 12, 15, 20, 24, 30, 40, 50, 60, 100) if 2 <= n / k <= LONGEST] or [b])
+    if draw < 0.42:
+        return _said(_ask(rng, "steps", held_out, b=b, **slots), range(k, b + 1, k))
+    if draw < 0.6:
+        a = rng.choice((0, k, 1, rng.randint(0, 20), 10) if k <= 10 else (0, k, k))
+        b = a + k * rng.randint(2, most - 1) + (rng.randrange(k) if rng.random() < 0.1 else 0)
+        return _said(_ask(rng, "steps_from", held_out, a=a, b=b, **slots), range(a, b + 1, k))
+    if draw < 0.78:
+        return _said(_ask(rng, "steps_open", held_out, **slots), range(k, 10 * k + 1, k))
+    if draw < 0.9:
+        return _said(_ask(rng, "steps_down", held_out, b=b, **slots), range(b, 0, -k))
+    k = rng.randint(1, 12)
+    reply = "\n".join(f"{i} x {k} = {i * k}" for i in range(1, 11))
+    return _ask(rng, "table", held_out, k=_number(rng, k)), reply, Exact(reply)
+
+
+def _ask(rng: Random, bank: str, held_out: bool, **slots: str | int) -> str:
+    words = rng.random() < 0.2
+    shown = {name: spell(x) if words and isinstance(x, int) else x for name, x in slots.items()}
+    return _way(rng, banks()[bank][held_out]).format(**shown)
+
+
+PRIMES = tuple(n for n in range(2, 114) if all(n % k for k in range(2, n)))
+SERIES = (
+    (("even numbers", "even numbers", "evens"), tuple(range(2, 61, 2))),
+    (("odd numbers", "odd numbers", "odds"), tuple(range(1, 60, 2))),
+    (("prime numbers", "primes"), PRIMES),
+    (("square numbers", "squares"), tuple(n * n for n in range(1, 21))),
+)
+
+
+def _series(rng: Random, held_out: bool) -> Made:
+    """Even, odd, prime or square numbers, numbers in order, or a count whose end is left open."""
+    draw = rng.random()
+    if draw < 0.25:
+        n = rng.randint(2, LONGEST)
+        bank = ASKS if rng.random() < 0.4 else banks()["numbers"]
+        asked = _way(rng, bank[held_out]).format(n=_number(rng, n), b=n, c="numbers")
+        return _said(asked, range(1, n + 1))
+    if draw < 0.31:
+        return _said(_ask(rng, "open", held_out), range(1, 11))
+    if draw < 0.38:
+        a = rng.randint(2, rng.choice((20, 100)))
+        return _said(_ask(rng, "open_from", held_out, a=_number(rng, a)), range(a, a + 10))
+    if draw < 0.46:
+        b = rng.choice(("8", "10", "10", "ten", "20", "50", "99", "100", "100", "1000"))
+        return _ask(rng, "pick", held_out, b=b), "7", Exact("7")
+    names, series = rng.choice((*SERIES[:2], *SERIES))
+    if draw < 0.7:
+        n = rng.randint(2, rng.choice((10, 10, len(series))))
+        return _said(_ask(rng, "series_first", held_out, n=_number(rng, n), e=rng.choice(names)), series[:n])
+    b = rng.choice((10, 12, 15, 20, 20, 25, 30, 40, 50, rng.randint(6, series[-1])))
+    asked = _ask(rng, "series", held_out, b=_number(rng, b), e=rng.choice(names))
+    return _said(asked, [n for n in series if n <= b])
+
+
 SHAPES: tuple[tuple[Callable[[Random, bool], Made], float], ...] = (
-    (_list, 0.42),
-    (_strange_list, 0.15),
-    (_sequence, 0.1),
-    (_count, 0.33),
+    (_list, 0.28),
+    (_loose, 0.08),
+    (_strange_list, 0.09),
+    (_sequence, 0.11),
+    (_part, 0.07),
+    (_count, 0.16),
+    (_far, 0.05),
+    (_steps, 0.1),
+    (_series, 0.08),
 )
 
 

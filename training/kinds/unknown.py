@@ -88,7 +88,7 @@ LOOSE = (
     "What time is it?", "What day is it today?", "What year is it?", "What is the weather like?", "Will it rain tomorrow?",
     "Who won the game last night?", "What is in the news?", "What is the best phone?", "How do I get rich?", "How do I lose weight?",
     "Why is the sky blue?", "Why is grass green?", "How do birds fly?", "How far is the moon?", "What is the tallest mountain?",
-    "How many planets are there?", "What is the speed of light?", "How many bones do we have?", "Why do we dream?", "Is there a god?",
+    "What is the speed of light?", "How many bones do we have?", "Why do we dream?", "Is there a god?",
     "What happens when we die?", "Who wrote Hamlet?", "What is the longest river?", "When did the war end?", "Who was the first man on the moon?",
     "What should I eat tonight?", "What should I wear today?", "Where can I buy shoes?", "How do I fix my car?",
     "Should I sell my house?", "How do I ask for a raise?", "How do I make friends?",
@@ -182,7 +182,7 @@ ROWS = (
         "poiu",
         "hjkl",
     ),
-    *("abc", "aaa", "foo", "bar"),
+    *("aaa", "foo", "bar"),
 )
 SIGNS = (
     "...",
