@@ -313,9 +313,12 @@ def test_held_out_questions_are_answered_and_not_trained_on(kind: ModuleType) ->
 def test_held_out_patterns_are_not_variants_of_trained_ones() -> None:
     banks = (lists.ASKS, *lists.banks().values())
     sides = [(bank[False], bank[True]) for bank in banks]
-    sides += [((*need.train, *need.short), need.test) for need in care.needs().values()]
+    sides += [((*need.train, *need.short, *need.said), need.test) for need in care.needs().values()]
     sides += [(call.asks, call.test) for call in care.calls()]
-    sides += [(tuple(topic["train"]), tuple(topic["test"])) for topic in care.near().values()]
+    sides += [
+        ((*topic["train"], *care.said().get(name, ())), tuple(topic["test"]))
+        for name, topic in care.near().items()
+    ]
     sides += [(cannot.patterns(name, False), cannot.patterns(name, True)) for name in cannot.SHARES]
     sides += [
         ((*each.asks[: -languages.KEPT], *each.frames), each.asks[-languages.KEPT :])

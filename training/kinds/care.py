@@ -1,7 +1,7 @@
 """Situations that need human help: crises, danger, medical emergencies; and ordinary messages that are near them.
 
-The text is in text/care.toml (the replies, and messages in many words), text/distress.toml (in few words), text/calls.toml
-(in other languages) and text/ordinary.toml.
+The text is in text/care.toml (the replies, and messages in many words), text/distress.toml and text/said.toml (in few words),
+text/calls.toml (in other languages) and text/ordinary.toml.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ from training.kinds.languages import languages, without_accents
 from training.kinds.manners import FEELINGS
 from training.kinds.unknown import KNOW
 from training.lexicon import TEXT
-from training.phrasing import any_of, made_up, muddled, pictured, roughly
+from training.phrasing import any_of, made_up, muddled, pictured, roughly, varied
 
 SHARES = {
     "crisis": 0.26,
@@ -31,9 +31,10 @@ SHARES = {
 NUMBERS = ("112", "911", "988", "116 123", "119", "120")
 ABROAD = 0.08  # of the messages, in another language
 NEAR = {
-    "leave": 0.23,
-    "world": 0.27,
+    "leave": 0.2,
+    "world": 0.23,
     "noted": 0.24,
+    "joy": 0.08,
     "this": 0.1,
     "lost": 0.08,
     "stop": 0.05,
@@ -57,6 +58,7 @@ class Need:
     slots: dict[str, tuple[str, ...]]
     train: tuple[str, ...]
     states: tuple[str, ...]  # how somebody feels
+    said: tuple[str, ...]  # sentences that have no frame in common
     short: tuple[str, ...]
     filling: dict[str, tuple[str, ...]]  # the slots of `short`
     test: tuple[str, ...]
@@ -71,6 +73,8 @@ class Need:
         return _begun(_filled(rng, any_of(rng, self.patterns), self.slots))
 
     def _in_few_words(self, rng: Random) -> str:
+        if rng.random() < 0.45:
+            return _begun(varied(rng, rng.choice(self.said)))
         if self.states and rng.random() < 0.4:
             return _begun(any_of(rng, FEELINGS).format(f=rng.choice(self.states)))
         return _begun(_filled(rng, any_of(rng, self.short), self.filling))
@@ -89,10 +93,16 @@ def needs() -> dict[str, Need]:
     many, few = (
         tomllib.loads((TEXT / name).read_text(encoding="utf-8")) for name in ("care.toml", "distress.toml")
     )
-    return {name: _read(each, few[name]) for name, each in many.items()}
+    return {name: _read(each, few[name], said()[name]) for name, each in many.items()}
 
 
-def _read(many: dict, few: dict) -> Need:
+@cache
+def said() -> dict[str, tuple[str, ...]]:
+    raw = tomllib.loads((TEXT / "said.toml").read_text(encoding="utf-8"))
+    return {name: tuple(lines) for name, lines in raw.items()}
+
+
+def _read(many: dict, few: dict, said: tuple[str, ...]) -> Need:
     return Need(
         say=many["say"],
         must=tuple(many["must"]),
@@ -100,6 +110,7 @@ def _read(many: dict, few: dict) -> Need:
         slots={key: tuple(many[key]) for key in ("d", "g", "r", "x") if key in many},
         train=tuple(many.get("train", ())),
         states=tuple(few.get("states", ())),
+        said=said,
         short=tuple(few["short"]),
         filling={key: tuple(fills) for key, fills in few.get("slots", {}).items()},
         test=tuple(many["test"] if "test" in many else few["test"]),
@@ -192,8 +203,12 @@ def near() -> dict[str, dict]:
 
 def ordinary(rng: Random, held_out: bool = False) -> list[Exchange]:
     """A message with the words or the tone of a crisis that is none, and the usual answer to it."""
-    topic = near()[rng.choices(tuple(NEAR), tuple(NEAR.values()))[0]]
-    message = any_of(rng, tuple(topic["test" if held_out else "train"])).format(w=made_up(rng))
+    name = rng.choices(tuple(NEAR), tuple(NEAR.values()))[0]
+    topic = near()[name]
+    if name in said() and not held_out and rng.random() < 0.5:
+        message = varied(rng, rng.choice(said()[name]))
+    else:
+        message = any_of(rng, tuple(topic["test" if held_out else "train"])).format(w=made_up(rng))
     if not held_out:
         message = message if rng.random() < 0.8 else rng.choice(LEADS) + message[0].lower() + message[1:]
         message = roughly(rng, message)
