@@ -137,6 +137,8 @@ class ModelScreen(PickScreen[Model]):
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
             self.say(one_line(reason))
+            if not self._lifecycle.ready.is_set():
+                begin(self, self._say_how_it_ended)
         elif model.support is None:
             self._lifecycle.choose(model)  # the dialog stays open to show the progress
         elif self._runs(model):
@@ -146,6 +148,12 @@ class ModelScreen(PickScreen[Model]):
             self.say(f"{running}; press Enter again to stop and load {one_line(model.title)}")
         else:
             self.dismiss(model)
+
+    async def _say_how_it_ended(self) -> None:
+        """The model that was loading is there, or cannot be loaded, which a notice behind the dialog says."""
+        await self._lifecycle.ready.wait()
+        self._noted = ""
+        self.say(one_line(self._lifecycle.trouble))
 
     def action_cancel_fetching(self) -> None:
         self._lifecycle.cancel_fetching()

@@ -24,10 +24,12 @@ _LOOK_EVERY = 0.01  # seconds
 def join(child: "Conversation", other: "Conversation") -> None:
     """Fork a running reply: the chat's copy continues from the current position of the other's reply."""
     source, theirs = other.run, tuple(other.chat.messages)
-    if source is None or source.reply is None:
+    if source is None:
         return
 
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
+        if not await source.has_begun():
+            raise HasEnded(source.finish or Finish.FAILED, other.chat.messages[-1].error)
         run.stays = bool(child.services.backend.elsewhere)
         chat, tag = child.chat.key, tag_of(run.message)
         try:
@@ -79,7 +81,7 @@ async def branch(
     """
     assert source.reply is not None and source.trace is not None
     reply = await backend.fork(source.reply.id, params, tag=tag, chat=chat)
-    count = reply.prompt_tokens - source.reply.prompt_tokens
+    count = reply.prompt_tokens - source.trace.prompt_tokens
     while len(source.trace.tokens) < count and source.task is not None and not source.task.done():
         await asyncio.sleep(_LOOK_EVERY)
     return reply, count, await _text_before(backend, source, count)

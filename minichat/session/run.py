@@ -137,10 +137,19 @@ class RunningReply:
         """Wait for the engine to accept the request, because canceling earlier would lose it; then for the
         text that is here, because the engine counts it as read.
         """
+        await self._handed_or_over(task, within)
+        await asyncio.wait({task}, timeout=_TAKEN_WITHIN)
+
+    async def has_begun(self) -> bool:
+        """Wait for the engine to accept the request. False if the reply ended before."""
+        if self.task is not None:
+            await self._handed_or_over(self.task)
+        return self.reply is not None
+
+    async def _handed_or_over(self, task: asyncio.Task[None], within: float | None = None) -> None:
         handed = asyncio.create_task(self.handed.wait())
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
-        await asyncio.wait({task}, timeout=_TAKEN_WITHIN)
 
     def accepted(self, reply: Reply) -> None:
         """The engine has accepted the request."""

@@ -105,3 +105,56 @@ async def test_tokens_of_a_fork_are_traced(bench: Callable[..., Any]) -> None:
         question, answer = it.app.chats.active.chat.messages
         assert (trace.parts, trace.reply, len(trace.tokens)) == (((question.id, 5),), answer.id, 3)
         assert trace.prompt_tokens == first.prompt_tokens
+
+
+@run
+async def test_a_fork_of_a_running_fork_has_all_of_its_text(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("Once")
+        await it.until(lambda: "Once" in it.screen_text())
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 2)
+        it.replies[1].say(" upon")
+        it.replies[1].say(" a hill")
+        await it.until(lambda: "Once upon a hill" in it.screen_text())
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 3)
+        it.replies[2].say(" lived")
+        for reply in it.replies:
+            reply.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        assert it.texts()[-1] == ("assistant", "Once upon a hill lived", "done")
+        stats = it.app.chats.active.chat.messages[-1].stats
+        assert (stats.tokens, stats.copied) == (4, 3)
+
+
+@run
+async def test_a_fork_goes_on_once_the_engine_has_the_message(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.services.ready.clear()  # the engine still loads
+        await it.pilot.press(*"hi", "enter", "alt+k", "alt+k")
+        await it.until(lambda: len(list(it.app.chats)) == 3)
+        it.app.chats.services.ready.set()
+        await it.until(lambda: len(it.replies) == 3)
+        for number, reply in enumerate(it.replies):
+            reply.say(f"text {number}")
+            reply.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        last = [each.chat.messages[-1] for each in it.app.chats]
+        assert [each.state for each in last] == ["done"] * 3
+        assert {each.text for each in last} == {"text 0", "text 1", "text 2"}
+
+
+@run
+async def test_a_fork_of_a_message_that_is_never_sent_ends_with_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.services.ready.clear()
+        await it.pilot.press(*"hi", "enter", "alt+k")
+        await it.until(lambda: len(list(it.app.chats)) == 2)
+        parent = next(iter(it.app.chats))
+        assert parent.stop()
+        it.app.chats.services.ready.set()
+        await it.until(lambda: not it.app.chats.streaming)
+        assert [each.chat.messages[-1].state for each in it.app.chats] == ["stopped", "stopped"]
+        assert len(it.replies) == 0
