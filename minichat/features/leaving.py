@@ -81,7 +81,7 @@ class Interrupts:
             return
         self._until = now + _TWICE
         if not sending.stop(self._context, self._context.chats.active):
-            key = self._context.keys.name("program.interrupt").replace("^", "Ctrl+")
+            key = self._context.keys.name("program.interrupt")
             app.notify(f"Press {key} again to quit", timeout=_TWICE)
 
 

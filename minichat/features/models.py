@@ -22,7 +22,7 @@ from minichat.ui.transcript.glyphs import one_line
 
 _WIDEST, _REST = 110, 50  # cells: the dialog, and everything in it but the names
 _HINT = "filter, or enter a folder or a hub name such as Qwen/Qwen3-0.6B"
-_CANCEL = "  Ctrl+X cancels the download"
+_CANCEL = "  ^X cancels the download"
 
 
 class ModelScreen(PickScreen[Model]):

@@ -59,7 +59,7 @@ class AskScreen(Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
             sheet.border_title = Content(self._question)
-            sheet.border_subtitle = "Ctrl+S accept  Esc cancel" if self._lines else "Enter accept  Esc cancel"
+            sheet.border_subtitle = "^S accept  Esc cancel" if self._lines else "Enter accept  Esc cancel"
             yield self._field
 
     def on_mount(self) -> None:

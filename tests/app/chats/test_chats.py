@@ -179,7 +179,9 @@ async def test_a_title_from_the_first_message_changes_with_it(bench: Callable[..
 @run
 async def test_system_prompt(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        await it.pilot.press("alt+s", *"rhyme", "ctrl+s")
+        await it.pilot.press("alt+s", *"rhyme")
+        await it.until(lambda: "^S accept" in it.screen_text())
+        await it.pilot.press("ctrl+s")
         await it.until(lambda: it.app.chats.active.chat.system == "rhyme")
         assert (await it.say("hello")).prompt[0] == {"role": "system", "content": "rhyme"}
 

@@ -160,7 +160,7 @@ async def test_control_c_copies_then_stops_then_quits(bench: Callable[..., Any])
 async def test_control_c_with_nothing_to_stop_shows_how_to_quit(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+c")
-        await it.until(lambda: "Press Ctrl+C again to quit" in it.notices())
+        await it.until(lambda: "Press ^C again to quit" in it.notices())
         assert it.app.return_code is None
 
 
