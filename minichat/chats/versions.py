@@ -32,11 +32,17 @@ class Versions:
             self._add(end, len(self._others))
         self._chat.messages = before
 
+    @property
+    def another(self) -> bool:
+        """Whether there is one to switch to."""
+        before, end = self._split(self._chat.messages, self._after + 1)
+        return bool(self._others and end) and (before[-1].id if before else 0) == self._after
+
     def switch(self) -> bool:
         """Show and store the version that was shown before. Return False if there is none."""
-        before, end = self._split(self._chat.messages, self._after + 1)
-        if not self._others or not end or (before[-1].id if before else 0) != self._after:
+        if not self.another:
             return False
+        before, end = self._split(self._chat.messages, self._after + 1)
         earlier = self._others[-1]
         self._store.replace_end(self._chat.id, end[-1].id, self._after, earlier)
         self._others.pop()

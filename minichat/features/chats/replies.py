@@ -44,8 +44,6 @@ def earlier(context: Context) -> None:
     elif active.versions.switch():
         active.show_messages()
         context.workspace.label()
-    else:
-        context.app.notify("This chat has no earlier reply to switch to", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
@@ -86,6 +84,7 @@ REPLIES = Feature(
             sending.EARLIER,
             earlier,
             also="back former other restore version",
+            enabled=lambda context: context.chats.active.versions.another,
         ),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         ScreenCommand("reply.copy", "Reply", "Copy the last reply to the clipboard", copy, "alt+y"),

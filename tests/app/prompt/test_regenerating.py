@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from engine.api.request import Finish
+from minichat.features.palette import entries
 from minichat.shell.paths import locate
+from minichat.ui.sending import EARLIER
 from tests.app.conftest import run
 
 _GOOD = [("user", "hello", "done"), ("assistant", "a good reply", "done")]
@@ -84,9 +86,25 @@ async def test_the_versions_of_a_reply_take_turns_until_the_chat_goes_on(bench: 
         await it.answered(await it.say("more"), "fine")
         assert [text for _, text, _ in it.texts()] == ["hello", "two", "more", "fine"]
         await it.command("reply.earlier")
-        await it.until(lambda: it.notices()[-1:] == ["This chat has no earlier reply to switch to"])
+        assert [text for _, text, _ in it.texts()] == ["hello", "two", "more", "fine"]
         stored = it.app.store.history(it.app.chats.active.chat.id)
         assert [each.text for each in stored] == ["hello", "two", "more", "fine"]
+
+
+@run
+async def test_the_palette_offers_an_earlier_reply_if_there_is_one(bench: Callable[..., Any]) -> None:
+    def offered() -> bool:
+        return any(each.title == EARLIER for each in entries(it.app.context))
+
+    async with bench() as it:
+        seen = [offered()]
+        await it.answered(await it.say("hello"), "one")
+        seen.append(offered())
+        await it.answered(await _regenerate(it), "two")
+        seen.append(offered())
+        await it.answered(await it.say("more"), "fine")
+        seen.append(offered())
+        assert seen == [False, False, True, False]
 
 
 @run
