@@ -18,6 +18,8 @@ from engine.serving.transfers import TierProblems, send_orders
 from engine.serving.warm_up import WarmUp
 from engine.text.chat import ChatFormat
 
+STOPPED = "the engine has stopped"  # in the log, with the traceback
+
 T = TypeVar("T")
 
 
@@ -80,7 +82,7 @@ class EngineThread(EngineClient):
                 problems.report()
                 report_blocks(engine.scheduler)
             except Exception as error:
-                log.exception("the engine has stopped")
+                log.exception(STOPPED)
                 name = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
                 engine.die(f"{name}{error}")
         if not engine.error:

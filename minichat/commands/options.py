@@ -147,9 +147,10 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
     try:
         with doing(f"loading {Path(config.model).name or config.model}"), loading():
             from engine.early import import_torch
-            from engine.host.thread import EngineThread
+            from engine.host.thread import STOPPED, EngineThread
             from engine.start import start
 
+            warnings.addFilter(lambda record: record.msg != STOPPED)  # whom it concerns is told why
             host = EngineThread(start(config, show_progress, found=lambda folder: import_torch()))
         warnings.setFormatter(_OneLine())
         try:

@@ -10,12 +10,31 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import EngineError
+from engine.api.request import Request
+from engine.scheduling.policy import POLICIES
 from minichat.commands.options import failed, show_progress
 from minichat.doing import doing
 from minichat.shell.streams import settle
 from tests.cases import soak
 from tests.cli.conftest import Run
 from tests.runner.letters import byte_tokenizer
+
+
+class FailingPolicy:
+    """A policy whose `rank` has a defect."""
+
+    name = "fails"
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        raise ValueError("no such field")
+
+
+def test_a_policy_that_fails_is_reported_once(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "fails", FailingPolicy)
+    ran = run("generate", "--model", model, "--raw", "--policy", "fails", "the")
+    assert (ran.code, ran.out) == (1, "")
+    why = "the engine has stopped: ValueError: no such field (test_output.py:"
+    assert ran.err.startswith(f"minichat: {why}") and ran.err.count("\n") == 1
 
 
 def output(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
