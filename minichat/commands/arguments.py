@@ -267,7 +267,8 @@ def add_replicas(group: argparse._ArgumentGroup) -> None:
 
 
 def add_quality(command: argparse.ArgumentParser) -> None:
-    add_model(command, refused=("quantization", "kv", "tp", "pp", "adapter", "draft"))
+    refused = ("quantization", "kv", "tp", "pp", "adapter", "draft", "policy", "target_ms", "max_slowdown")
+    add_model(command, refused=(*refused, "kv_host", "kv_disk", "kv_budget", "kv_eviction"))
     group = command.add_argument_group("comparison")
     group.add_argument(
         "--text", type=given, metavar="FILE", help="the text to read (default: one that ships with minichat)"

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from engine.quality.measure import QualityRow
 
 SCHEMES = "none,int8,int4,kv-int8,kv-fp8,kv-int4"  # the default of --schemes
+_NO_EFFECT = {  # options of the engine, with what they are if they are not given
+    "tp": 1,
+    "pp": 1,
+    "policy": "fcfs",
+    **dict.fromkeys(("target_ms", "max_slowdown", "kv_host", "kv_disk")),
+}
 _HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TTFT ms", "tok/s", "x8", "x32")
 
 
@@ -32,8 +38,14 @@ def run(options: argparse.Namespace) -> int:
             if given != "none":
                 scheme = f"--schemes none,{name}{given}"
                 raise BadInput(f"--{flag} {given} must be given as a scheme: {scheme}")
-        if ranks := [name for name in ("tp", "pp") if getattr(options, name) > 1]:
-            raise BadInput(f"--{ranks[0]} has no effect on the quality of a scheme; leave it out")
+        if options.kv_budget is not None:
+            raise BadInput(f"--kv-budget {options.kv_budget} must be given as --budgets {options.kv_budget}")
+        if options.kv_eviction is not None:
+            raise BadInput("--kv-eviction has no effect here: --budgets compares both kinds")
+        for name, usual in _NO_EFFECT.items():
+            if getattr(options, name) != usual:
+                flag = name.replace("_", "-")
+                raise BadInput(f"--{flag} has no effect on the quality of a scheme; leave it out")
         if options.adapter:
             raise BadInput("quality measures the model without adapters; leave out --adapter")
         if options.draft:
@@ -102,6 +114,8 @@ def _budgets(options: argparse.Namespace, config: "EngineConfig", text: str) -> 
         raise BadInput("--plot shows schemes; leave out --budgets")
     if options.schemes is not None:
         raise BadInput("--schemes has no effect with --budgets, which replaces it; leave one of them out")
+    if options.no_speed:
+        raise BadInput("--no-speed has no effect with --budgets, which measures no speed; leave it out")
     from engine.quality.budget import compare_budgets, least_tokens
     from engine.quality.measure import own_text
 
