@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from math import isfinite
 
 _SPAN = 5.0  # seconds over which the rate is averaged
 _SETTLED = 1.0  # seconds before a rate is shown
@@ -41,19 +42,21 @@ class ProgressMeter:
     def text(self) -> str:
         parts = [_of(self.done, self.total)]
         if rate := self.rate:
-            parts.append(f"{size(int(rate))}/s")
+            parts.append(f"{size(rate)}/s")
             if self.total > self.done:
                 parts.append(f"{duration((self.total - self.done) / rate)} left")
         return "  ".join(parts)
 
 
-def size(count: int) -> str:
-    """A size with three significant digits, such as 4.2 kB or 1.25 GB."""
+def size(count: float) -> str:
+    """A size with three significant digits, such as 4.20 kB or 1.25 GB; "-" if it could not be measured."""
+    if not isfinite(count):
+        return "-"
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 0.9995 * 1000**power:
             value = count / 1000**power
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"
 
 
 def duration(seconds: float) -> str:

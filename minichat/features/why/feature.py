@@ -17,10 +17,11 @@ from engine.api.speeds import Speeds
 from minichat.clients.protocol import Backend
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.why.speed import Speed, Use, explain
+from minichat.models.progress import size
 from minichat.shell.background import begin
 from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.engine_watch import EngineWatch
-from minichat.ui.monitor.figures import duration, per_second, size
+from minichat.ui.monitor.figures import duration, per_second
 from minichat.ui.monitor.graphs import bar, shares
 from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
@@ -198,7 +199,7 @@ def _use(name: str, use: Use, unit: str, width: int, signs: Signs) -> list[Conte
 
 
 def _amount(value: float, unit: str) -> str:
-    """A formatted rate such as 3.4 GB/s or 210 GFLOP/s."""
+    """A formatted rate such as 3.40 GB/s or 210 GFLOP/s."""
     return f"{size(value).removesuffix('B')}{unit.strip()}" if "FLOP" in unit else f"{size(value)}{unit}"
 
 

@@ -10,7 +10,6 @@ from minichat.plural import plural
 
 _RANGES = 3
 _REPLICA, _PROCESS = 42, 32  # bits after which a request's number says its replica, and its process
-_SIZES = ("B", "kB", "MB", "GB", "TB")
 
 wall_clock = time.time  # pictures and tests have their own
 CALENDAR_EVERY = 60.0  # seconds; a timer until midnight would stop while the machine sleeps
@@ -64,16 +63,6 @@ def day(at: float) -> str:
         return ""
     this_year = then.tm_year == today.tm_year
     return f"{time.strftime('%b', then)} {then.tm_mday}" if this_year else time.strftime("%Y-%m-%d", then)
-
-
-def size(count: float) -> str:
-    """Format a size in bytes: "5.2 GB"."""
-    if not isfinite(count):
-        return "-"
-    unit = 0
-    while count >= 999.5 and unit < len(_SIZES) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
 
 
 def whose_memory(shot: Snapshot) -> str:

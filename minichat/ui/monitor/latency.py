@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 from engine.api.snapshot import Quantiles, Snapshot, StepTimes
-from minichat.ui.monitor.figures import duration, number, size, whose_memory
+from minichat.models.progress import size
+from minichat.ui.monitor.figures import duration, number, whose_memory
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row, Span

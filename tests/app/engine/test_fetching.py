@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,14 @@ def test_the_time_before_the_first_byte_does_not_count_in_a_rate() -> None:
         (1000, "1.00 kB"),
         (999_600, "1.00 MB"),
         (12_340_000, "12.3 MB"),
+        (5.24e9, "5.24 GB"),
         (16.4e9, "16.4 GB"),
+        (4e15, "4000 TB"),
+        (inf, "-"),
     ],
 )
 def test_sizes(count: float, text: str) -> None:
-    assert size(int(count)) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ async def test_it_measures_once_the_engine_is_loaded(bench: Callable[..., Any]) 
 def test_shares_of_unknown_figures_are_not_shown() -> None:
     plain = described(explain(shot(StepTimes(launch=0.0125)), None), 60, ASCII, "it has gone").plain
     assert plain.startswith("it has gone") and "%" not in plain
-    assert [line.split() for line in plain.splitlines() if "GB/s" in line] == [["8.1", "GB/s"]]
+    assert [line.split() for line in plain.splitlines() if "GB/s" in line] == [["8.08", "GB/s"]]
     assert "81%" in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 60, ASCII).plain
 
 
@@ -285,7 +285,7 @@ def test_weights_that_are_not_read_are_named(weights: int, shown: bool) -> None:
     """The monitor and F4 show those in memory."""
     speed = explain(shot(StepTimes(launch=0.0125), memory={"weights": weights}), SPEEDS)
     text = described(speed, 72, ASCII).plain
-    assert "100 MB of weights, 1.0 MB of KV cache per step" in text
+    assert "100 MB of weights, 1.00 MB of KV cache per step" in text
     assert ("(of 126 MB in all: the embedding is only looked up)" in text) is shown
     assert ("in all" in text) is shown
 

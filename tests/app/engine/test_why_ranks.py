@@ -90,7 +90,7 @@ def test_what_ranks_send_is_shown() -> None:
     both = shot(StepTimes(launch=0.0125), ranks=ranks, memory={"weights": 150_000_000})
     text = described(explain(both, SPEEDS), 72, ASCII).plain
     assert "(of 150 MB on a rank: the embedding is only looked up)" in text
-    assert text.endswith("exchanges   10% of the time; 2 ranks send 1.5 GB/s each on average")
+    assert text.endswith("exchanges   10% of the time; 2 ranks send 1.50 GB/s each on average")
     assert "exchanges" not in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 72, ASCII).plain
 
 
@@ -109,7 +109,7 @@ def test_ranks_are_counted_in_their_replica() -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, joining=0.9, traffic=1e9) for n in (0, 1, 0, 1))
     found = explain(shot(StepTimes(launch=0.0125), ranks=ranks, replicas=REPLICAS), SPEEDS)
     assert found.sentence.startswith("Limited by the exchanges of 2 ranks: these take 11 ms of a step")
-    assert "2 ranks send 1.0 GB/s each on average" in described(found, 72, ASCII).plain
+    assert "2 ranks send 1.00 GB/s each on average" in described(found, 72, ASCII).plain
 
 
 @pytest.mark.parametrize("states", [("ready", "stopped"), ("dead", "no answer"), ("draining", "restarting")])

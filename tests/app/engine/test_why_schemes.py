@@ -51,7 +51,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     one = explain(shot(StepTimes(launch=0.1), reads=reads, memory={"weights": 1_000_000}), SPEEDS)
     assert one.weights == 400
     text = described(one, 80, ASCII).plain
-    assert "(of 1.0 MB in all: experts that no token chooses are not read)" in text
+    assert "(of 1.00 MB in all: experts that no token chooses are not read)" in text
 
 
 def test_drafts_of_a_model_are_said_not_to_be_counted() -> None:

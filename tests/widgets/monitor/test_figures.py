@@ -205,7 +205,7 @@ async def test_a_step_is_broken_down() -> None:
             " next token  p50  8.1 ms  p99   12 ms  n 4,200",
             " " + "P" * 10 + "L" * 20 + "W" * 20 + "C" * 10,
             " P plan 1.0 L launch 2.0 W wait 2.0 C commit 1.0",
-            " weights 5.2 GB  cache 1.1 GB  free 20.4 GB",
+            " weights 5.20 GB  cache 1.10 GB  free 20.4 GB",
         ]
 
 
@@ -272,10 +272,10 @@ async def test_a_narrow_latency_pane_keeps_the_figures() -> None:
         latency.update_from(snapshot(64, step_times=StepTimes(0.0001, 0.02, 0.01, 0.0001)), OWNERS)
         assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
         assert len(set(lines(latency)[3].split()[0])) == 2  # the parts differ by more than color
-        assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB  …"
+        assert lines(latency)[5].rstrip() == " weights 5.20 GB  cache 1.10 GB  …"
         ranks = tuple(RankView(rank, "cpu", 100 + rank, 2**20) for rank in (0, 1))
         latency.update_from(snapshot(64, ranks=ranks), OWNERS)
-        assert lines(latency)[5].rstrip() == " one rank: weights 5.2 GB  cache 1.1 GB…"
+        assert lines(latency)[5].rstrip() == " one rank: weights 5.20 GB  …"
         fleet = snapshot(
             64,
             ranks=ranks,
@@ -378,7 +378,7 @@ async def test_ranks_are_counted_with_the_share_of_a_step_in_which_they_join() -
         latency.update_from(snapshot(64, ranks=sending, load=Load(0.9, 400.0, 700.0), at=6.0), OWNERS)
         assert lines(latency)[0].rstrip().endswith("  2 ranks  joining 10% 30%")
         await pilot.resize_terminal(90, 6)
-        words = "4 latency  step 8.1 ms  sends 1.5 GB/s  GPU 90%  400 of 700 W  2 ranks  joining 10% 30%"
+        words = "4 latency  step 8.1 ms  sends 1.50 GB/s  GPU 90%  400 of 700 W  2 ranks  joining 10% 30%"
         assert lines(latency)[0].split() == words.split(), "what fits is shown"
         loads = Load(0.9, 300.0, 700.0), Load(0.7, 300.0, 700.0)
         busy = tuple(replace(each, load=load) for each, load in zip(ranks, loads, strict=True))

@@ -8,7 +8,7 @@ from engine.api.events import Switched
 from engine.api.snapshot import Snapshot, Throughput
 from minichat.plural import plural
 from minichat.ui.monitor import MonitorPanel
-from minichat.ui.monitor.figures import duration, ranges, size
+from minichat.ui.monitor.figures import duration, ranges
 from minichat.ui.monitor.graphs import bar, graph, shares
 from tests.waiting import until
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
@@ -84,13 +84,6 @@ def test_a_bar_stays_in_range() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (5.24e9, "5.2 GB"), (139e9, "139 GB"), (4e15, "4000 TB")]
-)
-def test_sizes(count: float, text: str) -> None:
-    assert size(count) == text
 
 
 def test_nouns_agree_with_their_counts() -> None:
