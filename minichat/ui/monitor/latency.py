@@ -96,11 +96,11 @@ def _quantiles(name: str, seconds: Quantiles) -> Row:
 
 
 def _parts(times: StepTimes, signs: str, width: int) -> Row:
-    """The bar's legend in milliseconds; words are shortened to fit."""
+    """The bar's legend in milliseconds, or dashes before the first step; words are shortened to fit."""
     for letters in (6, 2, 0):
         spans: list[Span] = [(" ", "")]
         for name, sign, seconds, look in zip(_PARTS, signs, astuple(times), _LOOKS, strict=True):
-            taken = number(seconds * 1e3, ".1f" if seconds < 0.0995 else ".0f")
+            taken = number(seconds * 1e3, ".1f" if seconds < 0.0995 else ".0f") if times.total else "-"
             spans += [(f"{sign} ", look), (f"{name[:letters]} ".lstrip(), "muted"), (f"{taken} ", "value")]
         if _length(spans) <= width + 1:
             break

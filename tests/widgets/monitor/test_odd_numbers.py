@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.api.snapshot import Load, Throughput
+from engine.api.snapshot import Load, Quantiles, StepTimes, Throughput
 from engine.api.speculation import Speculation
-from minichat.ui.monitor import EngineLine, MonitorPanel
+from minichat.ui.monitor import EngineLine, Latency, MonitorPanel
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged
 
@@ -44,6 +44,20 @@ async def test_a_figure_that_is_no_number_is_a_dash(odd: float) -> None:
             line.update_from(shot, OWNERS)
             await pilot.pause()
         assert "- tok/s" in lines(line)[0]
+
+
+async def test_phases_of_no_step_are_dashes() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (62, 6), focus=False):
+        latency.update_from(snapshot(64, step_times=StepTimes(), ttft=Quantiles(), itl=Quantiles()), OWNERS)
+        assert [line.rstrip() for line in lines(latency)] == [
+            " 4 latency  step -",
+            " engine TTFT p50       -  p99       -  n 0",
+            " next token  p50       -  p99       -  n 0",
+            "",
+            " P plan - L launch - W wait - C commit -",
+            " weights 5.20 GB  cache 1.10 GB  free 20.4 GB",
+        ]
 
 
 async def test_the_other_figures_stay() -> None:
