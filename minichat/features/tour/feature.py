@@ -158,9 +158,9 @@ class Tour:
     def _keys(self, page: Page) -> Content:
         keys = [("Enter", "play" if self._waits else "next")]
         if page.do is not None and not self._waits:
-            keys.append(("r", "play again"))
+            keys.append(("r", "again"))
         back = [("b", "back")] if self._place else []
-        leave = ("q", "quit"), ("k", "keep chats and quit")
+        leave = ("q", "quit"), ("k", "keep chats, quit")
         keys = [*back, *reversed(leave)] if page.last else [*keys, *back, *leave]
         return Content.assemble(
             *(

@@ -55,9 +55,12 @@ class TourPanel(Widget, can_focus=True):
 
     def _line(self, more: bool) -> Content:
         """The keys. `more`: there is more text below."""
-        below = Content.assemble((f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted"))
+        sign, word = (f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted")
         way = Content.styled("" if self.has_focus else self._way, "$text-muted")
-        return Content.assemble(below if more else "", way, self.keys).truncate(self.size.width)
+        line = Content.assemble(*((sign, word) if more else ()), way, self.keys)
+        if more and len(line.plain.rstrip()) > self.size.width:
+            line = Content.assemble(sign, way, self.keys)
+        return line.truncate(self.size.width)
 
     @property
     def _way(self) -> str:
