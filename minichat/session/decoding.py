@@ -109,7 +109,7 @@ KNOBS = (
     Knob(
         "speculate",
         "speculation",
-        "speculative: faster, same reply",
+        "often faster, same reply",
         choices=(("", "off"), *((kind, kind) for kind in SPECULATION)),
         used=_follows,
     ),

@@ -26,7 +26,7 @@ MEANINGS = {
     "prompt_logprobs": "How many likeliest tokens to return with each prompt token; if unset, none.",
     "pooling": "With max_tokens 0, the hidden states of the prompt to return: last or mean; if empty, none.",
     "ignore_eos": "Continue after the model's end-of-sequence token.",
-    "speculate": "Speculative decoding: makes a reply faster without changing it.",
+    "speculate": "Speculative decoding: often makes a reply faster, never changes it.",
     "draft_tokens": "Tokens to draft per step; 0 adapts to what pays off.",
     "beams": "Hypotheses of a beam search, which does not sample; 1 turns it off.",
     "length_penalty": "Beam search: above 0 favors long replies, below 0 short ones.",

@@ -25,6 +25,14 @@ async def test_enter_selects_a_value_so_that_typing_replaces_it(bench: Callable[
 
 
 @run
+async def test_the_drawer_promises_of_speculation_what_the_help_does(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3")
+        row(it, "speculate")
+        await it.until(lambda: "often faster, same reply" in " ".join(it.screen_text().split()))
+
+
+@run
 async def test_the_bottom_line_shows_what_ends_typing(bench: Callable[..., Any]) -> None:
     async with bench((120, 40)) as it:
         await it.pilot.press("f3")
