@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.api.errors import EngineDead, EngineError, UnknownRequest
+from minichat.session.decoding import in_words
 
 Request = Coroutine[Any, Any, None]
 
@@ -36,7 +37,7 @@ class BackgroundCalls:
                 except (UnknownRequest, EngineDead):
                     return
                 except EngineError as error:
-                    refused(str(error))
+                    refused(in_words(error))
                 else:
                     accepted()
 

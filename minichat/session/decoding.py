@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.errors import BadParams
+from engine.api.errors import BadParams, EngineError
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.api.places import expanded
 from minichat.chats.rows import changes_between
@@ -230,6 +230,14 @@ def _ends(params: SamplingParams, new: SamplingParams) -> list[str]:
 def changed_from_default(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from the engine's defaults."""
     return changes_between(PLAIN, params)
+
+
+def in_words(error: EngineError) -> str:
+    """The error, with the name that the drawer gives its field."""
+    if not isinstance(error, BadParams):
+        return str(error)
+    label = next((knob.label for knob in KNOBS if knob.field == error.field), error.field)
+    return f"{label}: {error.problem}"
 
 
 def shown(knob: Knob, params: SamplingParams) -> str:

@@ -30,12 +30,12 @@ class PromptFit:
         return self.room - self.tokens
 
     def __str__(self) -> str:
-        beside = f" beside the {self.reply:,} of max_tokens" if self.reply else ""
+        beside = f" beside the {self.reply:,} of max tokens" if self.reply else ""
         return f"{self.tokens:,} tokens; {self.model} takes {self.room:,}{beside}"
 
     def refusal(self, larger: str) -> str:
         """The error if it does not fit. `larger` says how to choose a larger model, if possible."""
-        ways = [f"shorten the {self.longest}", "lower max_tokens" if self.reply else "", larger]
+        ways = [f"shorten the {self.longest}", "lower max tokens" if self.reply else "", larger]
         *first, last = filter(None, ways)
         sentence = f"{', '.join(first)} or {last}" if first else last
         return f"{self}. {sentence[0].upper()}{sentence[1:]}"

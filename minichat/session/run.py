@@ -15,7 +15,7 @@ from engine.api.speculation import Speculation
 from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
 from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
-from minichat.session.decoding import ReplyLabel, strategy
+from minichat.session.decoding import ReplyLabel, in_words, strategy
 from minichat.session.reasoning import ReplyText
 from minichat.session.traces import Trace
 
@@ -254,7 +254,7 @@ class RunningReply:
         self.refused = TOO_LONG if isinstance(trouble, RequestTooLong) else trouble.field
         if isinstance(trouble, BadParams) and trouble.field == "said":  # no setting that a user knows
             return Finish.FAILED, f"the start of the reply {trouble.problem}"
-        return Finish.FAILED, str(trouble)
+        return Finish.FAILED, in_words(trouble)
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
         """The final message of the reply."""

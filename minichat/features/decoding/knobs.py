@@ -23,6 +23,7 @@ from minichat.session.decoding import (
     Preset,
     chats_own,
     covered_by,
+    in_words,
     parsed,
     preset_of,
     shown,
@@ -377,10 +378,8 @@ class Knobs(Widget, can_focus=True):
         self.row = row
 
     def _refuse(self, error: BadParams) -> None:
-        """Show why a change is refused, under the name that the drawer gives the field."""
-        seen = (row for row in self.rows if isinstance(row, Knob))
-        label = next((knob.label for knob in seen if knob.field == error.field), error.field)
-        self.trouble = f"{label}: {error.problem}"
+        """Show why a change is refused."""
+        self.trouble = in_words(error)
 
     def _send(self, params: SamplingParams) -> None:
         self.params, self.trouble = params, ""

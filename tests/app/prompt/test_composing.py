@@ -142,11 +142,11 @@ async def test_max_tokens_is_reserved_and_a_remote_engine_offers_no_other_model(
     params = SamplingParams(max_tokens=40)
     async with bench(backend=narrow(elsewhere="a box"), params=params) as it:
         await it.until(lambda: it.app.lifecycle.alive)
-        room = "25 tokens; tiny takes 24 beside the 40 of max_tokens"
+        room = "25 tokens; tiny takes 24 beside the 40 of max tokens"
         it.main.prompt.put("x" * 24)
         await it.until(lambda: below(it) == room)
         await it.pilot.press("enter")
-        await it.until(lambda: f"{room}. Shorten the message or lower max_tokens" in it.notices())
+        await it.until(lambda: f"{room}. Shorten the message or lower max tokens" in it.notices())
         assert it.replies == []
 
 

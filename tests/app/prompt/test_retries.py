@@ -25,6 +25,7 @@ from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import AdapterView
 from minichat.clients.fake import FakeBackend
+from minichat.session.decoding import in_words
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 from tests.cases import SIZES, soak
@@ -54,6 +55,15 @@ REFUSED = BadParams("grammar", "unclosed group")
 
 
 @run
+async def test_a_refused_field_is_named_as_the_drawer_does(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.backend.refusal = BadParams("top_p", "must be above 0")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: top-p: must be above 0" in it.screen_text())
+
+
+@run
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("error", "other", "mended"),
@@ -74,7 +84,7 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
         it.backend.refusal = error
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
-        await it.until(lambda: f"failed: {error}"[:40] in it.screen_text())
+        await it.until(lambda: f"failed: {in_words(error)}"[:40] in it.screen_text())
         active = it.app.chats.active
 
         def offered() -> list[bool]:
@@ -92,7 +102,7 @@ async def test_no_retry_is_offered_until_the_refused_setting_changes(
         assert "Regenerate" not in it.screen_text()
         await it.pilot.press("escape")
         assert (offered(), it.replies) == ([False, False], [])
-        assert it.notices() == [str(error), "There is no failed reply to retry now"]
+        assert it.notices() == [in_words(error), "There is no failed reply to retry now"]
         active.tune(active.chat.params.changed(**mended))
         await it.until(lambda: offered() == [True, True])
         await it.pilot.press("alt+r")
