@@ -89,7 +89,7 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         help="the prompt (default: standard input; - inserts standard input)",
     )
     command.add_argument("--raw", action="store_true", help="complete the text without a chat template")
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    command.add_argument("--json", action="store_true", help="print a JSON object (several replies: a list)")
     command.add_argument("--verbose", action="store_true", help="print statistics to standard error")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     command.add_argument(

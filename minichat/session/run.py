@@ -110,7 +110,8 @@ class RunningReply:
     finish: Finish | None = None  # once it has ended
     stop: str = ""  # the stop text that ended it
     taken: str = ""  # "preempted" or "swapped" while the engine has taken them; "waiting": see `waited`
-    waited: set[int] = field(default_factory=set)  # rows that did not run; a search waits if they stay so
+    waited: set[int] = field(default_factory=set)  # rows that did not run; a search waits if they stay so,
+    reached: int = 0  # and if its longest row has no more tokens than before
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
     stopping: bool = False
@@ -190,9 +191,10 @@ class RunningReply:
         self.blocks = len({block for row in rows for block in row.blocks})
         waiting = {row.id for row in rows if row.phase in _STILL}
         self.taken = rows[0].phase if rows and all(row.phase in _TAKEN for row in rows) else ""
-        if self.searching and waiting & self.waited and not self.taken:
+        reached = max((row.generated for row in rows), default=0)
+        if self.searching and waiting & self.waited and reached <= self.reached and not self.taken:
             self.taken = "waiting"
-        self.waited = waiting
+        self.waited, self.reached = waiting, reached
 
     @property
     def searching(self) -> bool:

@@ -46,7 +46,7 @@ def _draft(stats: Speculation | None) -> str:
     if stats is None:
         return ""
     if not stats.on:
-        return "off"
+        return "paused"
     if not stats.verifications:
         return "starting"
     return f"{stats.acceptance:.0%} {number(stats.gain, '.1f')}x" if stats.gain else f"{stats.acceptance:.0%}"

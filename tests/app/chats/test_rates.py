@@ -156,6 +156,9 @@ def test_a_search_waits_while_one_of_its_rows_gets_no_slot() -> None:
         reply.see(rows)
         seen.append(reply.doing)
     assert seen == ["searching", "searching", "waiting", "searching"]
+    for count in range(3):
+        reply.see((first._replace(generated=first.generated + count), waits))
+    assert reply.doing == "searching", "its rows take turns"
     sampled = RunningReply(Message(1, "assistant", ""), 0.0, begun=True)
     for _ in range(2):
         sampled.see((first, waits))

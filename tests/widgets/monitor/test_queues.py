@@ -88,7 +88,7 @@ async def test_the_gain_of_speculation_of_each_request() -> None:
         assert [line.rstrip() for line in lines(queues)][1:5] == [
             "       id phase           done  blk     draft cached why",
             "> A     0 decode        30/512    3  75% 1.8x     32",
-            "* B     1 prefill       64/120    2       off      0",
+            "* B     1 prefill       64/120    2    paused      0",
             "* M    12 waiting        0/120    0                0 needs 9 blocks, ~",
         ]
 
