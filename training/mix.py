@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.13),
     "care": (care.exchanges, 0.3),
-    "ordinary": (care.ordinary, 0.19),
+    "ordinary": (care.ordinary, 0.24),
     "cannot": (cannot.exchanges, 0.095),
     "languages": (languages.exchanges, 0.09),
     "lists": (lists.exchanges, 0.17),
