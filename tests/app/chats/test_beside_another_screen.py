@@ -269,6 +269,24 @@ async def test_a_reply_that_another_screen_receives_is_followed_without_a_key(
 
 
 @run
+async def test_such_a_reply_is_followed_from_the_moment_its_tab_is_chosen(
+    bench: Callable[..., Any], other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.app._FOLLOW_EVERY", 0.15)
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("hello"), "good day")
+        chat = it.app.chats.active.chat.id
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("second"), "yes")
+        with living(monkeypatch):
+            reply = other.append(chat, "assistant", "half", state="streaming")
+        await it.pilot.press("ctrl+pageup")
+        await it.until(lambda: it.texts()[-1] == ("assistant", "half", "streaming"))
+        other.update(replace(reply, text="all of it", state="done"))
+        await it.until(lambda: it.texts()[-1] == ("assistant", "all of it", "done"))
+
+
+@run
 @pytest.mark.parametrize("how", ["sends", "closes"])
 async def test_what_the_other_screen_types_is_still_there_after_this_one(
     bench: Callable[..., Any], other: Store, how: str
