@@ -185,13 +185,13 @@ Loss on the reference replies, and how often the most likely token of an exit or
 - Sums: adding and subtracting up to 999, multiplying and dividing up to 100 and within 12 times 12. Beyond that it should say so, but may
   give a wrong number ("13*13" gives 199).
 - It cannot look up statements in reverse: it finds the owner of a thing only in its own notes ("Ben likes tea, so tea will please Ben").
-- One in twenty orders in unusual words fails ("list the first 20 even numbers" gets "20 is even."), and so do one in twenty questions
+- One in twenty orders in unusual words fails ("begin madam with its final letter and proceed to its initial one"), and so do one in twenty questions
   about minichat. Of two questions in one message it may answer neither ("Explain quantum physics and top-p").
 - An unknown thing whose name resembles a known one may get a wrong answer instead of an honest one.
 - English only: it answers a message in another language with a sentence in that language that says so, sometimes in the wrong one.
   Its stories come from ten plots. It cannot work with files, and says so.
-- In a crisis or a medical emergency it gives sympathy and emergency numbers. One in ten unusual wordings of the tests gets
-  something else, and of 71 that others wrote on 30 November 2026, 23 did, a few of them "I am glad to hear that!". It is a
-  toy and no help.
+- In a crisis or a medical emergency it gives sympathy and emergency numbers, in other languages the emergency number. One in ten
+  messages of distress in few words gets something else (`distress` above), more of those in unusual words (`care`), and one in six
+  ordinary messages with such words gets emergency numbers (`calm`). It is a toy and no help.
 - It describes minichat as of the time the text was written. If the program differs, the program is right.
 """
