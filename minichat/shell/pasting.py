@@ -85,17 +85,21 @@ class PasteParser(XTermParser):
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug)
         self._pasting = Pasting()
+        self._begun = ""  # a sequence of which no key was made yet
 
     def feed(self, data: str) -> Iterable[Message]:
         if not data:  # the end of input
             yield from super().feed(data)
         for sequence in _SEQUENCES.findall(self._pasting.clean(data)):
+            self._begun = read = self._begun + sequence
             try:
                 for message in super().feed(sequence):
-                    yield _escape_key(message, sequence)
+                    self._begun = ""
+                    yield _escape_key(message, read)
             except Exception:
                 logging.getLogger(__name__).warning("ignored input: %r", sequence[:80])
                 super(XTermParser, self).__init__()  # in the middle of a sequence it cannot continue
+                self._begun = ""
 
 
 def _escape_key(message: Message, sequence: str) -> Message:

@@ -81,6 +81,8 @@ def test_a_long_answer_of_the_terminal_is_no_paste() -> None:
 def test_escape_and_text_at_once(text: str) -> None:
     keys = ["space" if each == " " else each for each in text]
     assert read([f"\x1b{text}"]) == ["escape", *keys]
+    for first in range(1, len(text)):  # in two reads
+        assert read([f"\x1b{text}"[:first], f"\x1b{text}"[first:]]) == ["escape", *keys]
 
 
 @pytest.mark.parametrize("text", ["]52;c;" + "A" * 40, "P>|a terminal, version " + "3." * 9, "2^3 " * 9])
