@@ -156,9 +156,10 @@ class LocalBackend:
 
     def config_of(self, model: str) -> EngineConfig:
         """The configuration to load a model with: in the form that it was last converted to."""
-        adapters = self._given.adapters if model == self._given.model else ()  # they fit only that model
         forms: dict[str, Any] = self._converted.get(model, {})
-        return replace(self._given, model=model, adapters=adapters, **forms)
+        if model != self._given.model:  # adapters and random weights are for that one only
+            forms = forms | {"adapters": (), "dummy_weights": False}
+        return replace(self._given, model=model, **forms)
 
     def _close_engine(self) -> None:
         """Close the engine and free its memory, before the next one measures free memory."""

@@ -81,7 +81,8 @@ def restart_words(
     """
     changes: dict[str, object] = {}
     if now.model != given.model:
-        changes |= {"model": now.model, "adapter": list(now.adapters)}
+        own = {"adapter": list(now.adapters), "dummy_weights": now.dummy_weights}
+        changes |= {"model": now.model} | own
     if now.model == changes.get("model", asked.model or from_file):  # else the new program loads another
         forms = ((name, getattr(given, each), getattr(now, each)) for name, each in _FORMS.items())
         changes |= {name: after for name, before, after in forms if after != before}

@@ -92,6 +92,18 @@ def test_a_model_that_was_chosen_is_passed_on_without_the_adapters_of_the_first(
     assert started.again(model="b", adapters=(), kv_scheme="fp8") == ["chat", "--model=b", "--kv=fp8"]
 
 
+def test_random_weights_are_for_the_model_that_was_started_with_them() -> None:
+    given = EngineConfig(model="a", dummy_weights=True)
+    backend, asked = LocalBackend(given), parser().parse_args(["chat", "--model=a", "--dummy-weights"])
+    assert [backend.config_of(each).dummy_weights for each in "aba"] == [True, False, True]
+    assert restart_words(asked, given, backend.config_of("b"), "a") == ["chat", "--model=b"]
+    assert restart_words(asked, given, backend.config_of("a"), "a") == [
+        "chat",
+        "--model=a",
+        "--dummy-weights",
+    ]
+
+
 @pytest.mark.parametrize("command", ["chat", "up"])
 def test_the_screen_restarts_with_the_typed_options_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str

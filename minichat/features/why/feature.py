@@ -108,7 +108,10 @@ class WhyScreen(Dialog[None]):
         if when := ", ".join(filter(None, ("last run" if last else "", self._engine.cut))):
             self._sheet.border_title = f"Why this speed ({when})"
         width = max(20, self._sheet.scrollable_content_region.width)
-        lines = described(explain(shot, self._speeds), width, self._signs, self._trouble)
+        trouble = self._trouble
+        if self._engine.cut and self._speeds is None:
+            trouble = "The device is measured when the engine answers."
+        lines = described(explain(shot, self._speeds), width, self._signs, trouble)
         late = shot is not self._engine.latest and shot.on_cpu and shot.split is None
         self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 

@@ -1,5 +1,6 @@
 """What limits the speed of a step, and the panel that explains it."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -219,6 +220,15 @@ async def test_when_idle_the_last_steps_are_explained(bench: Callable[..., Any])
 
 
 @run
+async def test_without_a_link_the_device_is_not_said_to_be_measured(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        it.main.engine.cut = "no link, as of 10:00:00"
+        it.backend.send = lambda command: asyncio.Event().wait()
+        await it.pilot.press("f8")
+        await it.until(lambda: "The device is measured when the engine answers" in it.screen_text())
+
+
+@run
 async def test_after_a_run_the_step_is_as_long_as_in_the_monitor(bench: Callable[..., Any]) -> None:
     async with bench((200, 60), backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
         await it.until(lambda: it.main.engine.latest)
@@ -285,7 +295,7 @@ def test_weights_that_are_not_read_are_named(weights: int, shown: bool) -> None:
     """The monitor and F4 show those in memory."""
     speed = explain(shot(StepTimes(launch=0.0125), memory={"weights": weights}), SPEEDS)
     text = described(speed, 72, ASCII).plain
-    assert "100 MB of weights, 1.00 MB of KV cache per step" in text
+    assert "100 MB of weights, 1.01 MB of KV cache per step" in text
     assert ("(of 126 MB in all: the embedding is only looked up)" in text) is shown
     assert ("in all" in text) is shown
 
