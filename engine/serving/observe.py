@@ -14,6 +14,7 @@ from engine.api.snapshot import (
     RequestView,
     Snapshot,
     Switch,
+    Throughput,
     TierView,
 )
 from engine.execution.protocol import Runner
@@ -81,7 +82,7 @@ def snapshot(
         preemptions=scheduler.preemptions,
         prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
         prompt_tokens=scheduler.prompt_tokens,
-        rates=meters.rates(now),
+        rates=Throughput() if error else meters.rates(now),  # there are no later snapshots of a dead one
         step_times=meters.times(),
         pace=meters.pace(),
         ttft=meters.ttft(),

@@ -66,6 +66,7 @@ class TestErrors:
         shot = host.snapshot()
         assert (shot.state, shot.error) == ("dead", "ZeroDivisionError: scheduler broke")
         assert (shot.running, shot.waiting, shot.blocks.in_use, len(died)) == (0, 0, 0, 1)
+        assert (shot.rates.steps, shot.rates.prefill) == (0, 0)
         for stream in (host.submit([1], params()), host.fork(0)):
             with pytest.raises(EngineDead, match="stopped: ZeroDivisionError: scheduler broke"):
                 stream.result()
