@@ -112,7 +112,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         )
         self.main.context = self.context = self._context_of(found)
         self._load_css(found)
-        self.main.signals.chat_changed.connect(self.follow_others)
+        self.main.signals.chat_changed.connect(lambda: self.call_next(self.follow_others))  # once laid out
         self.poller = SnapshotPoller(
             backend,
             self.main.show_snapshot,

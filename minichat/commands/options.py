@@ -150,7 +150,7 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
             from engine.host.thread import STOPPED, EngineThread
             from engine.start import start
 
-            warnings.addFilter(lambda record: record.msg != STOPPED)  # whom it concerns is told why
+            warnings.addFilter(lambda record: record.msg != STOPPED)  # the commands print the reason
             host = EngineThread(start(config, show_progress, found=lambda folder: import_torch()))
         warnings.setFormatter(_OneLine())
         try:

@@ -277,8 +277,8 @@ class MainScreen(FrameScreen[None]):
     def follow_chat(self, conversation: Conversation) -> None:
         """Make the prompt and the panels follow this chat, and remember it for the next start."""
         self.prompt.put(unsent(conversation))
-        self.lay_out()
         self.signals.chat_changed()
+        self.lay_out()
         self.chats.remember(self.context.program.paths.remembered)
 
     @property

@@ -5,7 +5,6 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Click, MouseScrollDown, MouseScrollUp
-from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
@@ -41,12 +40,12 @@ class ChatOverview(Widget, can_focus=True):
         Binding("p", "pin", "Pin or unpin the selected chat", id="overview.pin", show=False),
         Binding("escape", "leave", show=False),
     ]
-    at: reactive[int] = reactive(0)  # the selected line
 
     def __init__(self, context: Context) -> None:
         super().__init__(classes="drawer")
         self.context = context
         self._first = 0  # the first visible chat
+        self._at, self._selected = 0, context.chats.active  # its line was this one when it was selected
         self._marks = ASCII if context.program.start.ascii else UNICODE
         context.signals.changed.connect(self._changed)
         context.signals.chat_changed.connect(self._turned)
@@ -59,8 +58,20 @@ class ChatOverview(Widget, can_focus=True):
         hints = self.HINTS if len(self.context.chats) > 1 else self.HINTS[2:]
         return tuple((key, labels.get(key, label)) for key, label in hints)
 
-    def watch_at(self) -> None:
+    @property
+    def at(self) -> int:
+        """The line of the selected chat, also after others came above it; its last line if it was closed."""
+        chats = list(self.context.chats)
+        return chats.index(self._selected) if self._selected in chats else min(self._at, len(chats) - 1)
+
+    @at.setter
+    def at(self, line: int) -> None:
+        self._at, self._selected = line, list(self.context.chats)[line]
+        self.show_again()
+
+    def show_again(self) -> None:
         self.post_message(HintsChanged())
+        self.refresh()
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         if self.context.chats.streaming:
@@ -71,13 +82,11 @@ class ChatOverview(Widget, can_focus=True):
 
     def _turned(self) -> None:
         self.at = self.context.chats.index
-        self.post_message(HintsChanged())  # there may be more chats or fewer
-        self.refresh()
 
     def render(self) -> Content:
         chats, width = list(self.context.chats), self.size.width
         room = self._room
-        at = min(self.at, len(chats) - 1)
+        at = self.at
         self._first = max(min(self._first, at, len(chats) - room), at - room + 1, 0)
         seen = list(enumerate(chats))[self._first : self._first + room]
         head = Content.styled(
@@ -110,8 +119,7 @@ class ChatOverview(Widget, can_focus=True):
 
     @property
     def chosen(self) -> Conversation:
-        chats = list(self.context.chats)
-        return chats[min(self.at, len(chats) - 1)]
+        return list(self.context.chats)[self.at]
 
     def action_move(self, by: int) -> None:
         self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
@@ -178,13 +186,10 @@ def pin(context: Context) -> None:
 
 
 def _turn_pin(context: Context, conversation: Conversation) -> None:
-    overview = context.part(ChatOverview)
-    chosen = overview.chosen
     context.chats.pin(conversation, not context.chats.is_pinned(conversation))
     context.chats.remember(context.program.paths.remembered)
     context.workspace.lay_out()
-    overview.at = list(context.chats).index(chosen)  # the order has changed, not the selected chat
-    overview.refresh()
+    context.part(ChatOverview).show_again()
 
 
 OVERVIEW = Feature(

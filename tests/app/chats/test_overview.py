@@ -1,6 +1,7 @@
 """The chat list beside many chats: title, state and rate of each; pinned chats first."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,25 @@ async def test_with_one_chat_the_bottom_line_has_no_keys_to_choose_another(bench
         assert "choose" not in it.screen_text() and "Enter go" not in it.screen_text()
         await it.pilot.press("ctrl+n", "alt+g")
         await it.until(lambda: "Up Down choose  Enter go  p pin" in it.screen_text())
+
+
+@run
+async def test_chats_that_come_above_the_selected_one_do_not_take_its_place(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 40)) as it:
+        await it.answered(await it.say("hello"), "good day")
+        await it.pilot.press("ctrl+n", "ctrl+n", "alt+g", "up")
+        overview, chats = it.main.query_one(ChatOverview), it.app.chats
+        second = list(chats)[1]
+        assert overview.chosen is second
+        first = next(iter(chats))
+        chats.spread(first, [replace(first.chat.messages[-1], text="another")])
+        assert list(chats).index(second) == 2
+        assert overview.chosen is second
+        await it.pilot.press("p")
+        assert chats.is_pinned(second)
+        await it.pilot.press("escape", "alt+g")
+        await it.until(lambda: overview.chosen is second)
+        await it.pilot.press("enter")
+        await it.until(lambda: chats.active is second)
