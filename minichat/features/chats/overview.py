@@ -80,6 +80,9 @@ class ChatOverview(Widget, can_focus=True):
     def _changed(self, _: Conversation) -> None:
         self.refresh()
 
+    def on_show(self) -> None:
+        self._turned()
+
     def _turned(self) -> None:
         self.at = self.context.chats.index
 

@@ -258,7 +258,17 @@ async def test_chats_that_come_above_the_selected_one_do_not_take_its_place(
         assert overview.chosen is second
         await it.pilot.press("p")
         assert chats.is_pinned(second)
-        await it.pilot.press("escape", "alt+g")
-        await it.until(lambda: overview.chosen is second)
         await it.pilot.press("enter")
         await it.until(lambda: chats.active is second)
+
+
+@run
+async def test_it_opens_at_the_chat_on_the_screen(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("ctrl+n", "ctrl+n", "alt+g")
+        overview = it.main.query_one(ChatOverview)
+        await it.until(lambda: overview.chosen is it.app.chats.active)
+        await it.pilot.press("up", "up")
+        assert overview.at == 0
+        await it.pilot.press("escape", "alt+g")
+        await it.until(lambda: overview.chosen is it.app.chats.active)
