@@ -191,7 +191,7 @@ Loss on the reference replies, and how often the most likely token of an exit or
 - English only: it answers a message in another language with a sentence in that language that says so, sometimes in the wrong one.
   Its stories come from ten plots. It cannot work with files, and says so.
 - In a crisis or a medical emergency it gives sympathy and emergency numbers, in other languages the emergency number. One in ten
-  messages of distress in few words gets something else (`distress` above), more of those in unusual words (`care`), and one in six
+  messages of distress in few words gets something else (`distress` above), more of those in unusual words (`care`), and one in seven
   ordinary messages with such words gets emergency numbers (`calm`). It is a toy and no help.
 - It describes minichat as of the time the text was written. If the program differs, the program is right.
 """
