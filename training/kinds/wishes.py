@@ -40,6 +40,16 @@ KNOBS = (
     Knob(("max tokens", "max_tokens", "max-tokens", "token limit", "maximum of tokens"), "max tokens", "--max-tokens", _whole(10, 50, 100, 200, 256, 512, 1000)),
 )  # fmt: skip
 KNOB_WAYS = (
+    "bring the {s} to {v}",
+    "from here on {s} {v}",
+    "let us see the {s} with {v}",
+    "[bring|get|take|slide|move|drag] the {s} [to|down to|up to] {v}[ for me| please| for now|]",
+    "[let us|let me|I want to] [see|hear|test|find out] [how it writes|what happens|what comes out|the reply] with {s} {v}",
+    "[from here on|henceforth|starting now|as of this message|for the time being], {s} [is|at|of|=] {v}",
+    "[could|would|will] you [drop|lift|bump|cut|double-check and set] the {s} to {v}[, please|]?",
+    "[for the next answer|in this chat|for a test] I [need|would like] the {s} [on|at] {v}",
+    "{v} [is|would be] a [better|good|saner] {s}[, please use it|, set that|]",
+    "[the {s} is too high|the {s} is too low|the {s} is wrong], {v} [please|instead|would be right]",
     "[dial|crank|nudge|tweak|screw] the {s} to {v}[ right away| a little later|, thanks|]",
     "[the number|the figure|the value] for {s}[, by the way,|, I decided,|] [is now|shall be|becomes] {v}",
     "I [read|heard|was told] that a {s} of {v} is [good for stories|right for facts|worth a try], [so set it|how do I get it|let me have that|where do I enter it]",
@@ -79,6 +89,15 @@ CHOICES: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...] = (
     ),
 )  # fmt: skip
 CHOICE_WAYS = (
+    "go over to {s}",
+    "could we have {s} from here on?",
+    "I feel like {s} for the rest of this chat",
+    "I [feel like|am in the mood for|fancy|could do with] {s}[ today| for a while| for the rest of this talk| now|]",
+    "[could|can|may|might] we [have|get|move over to|continue with] {s}[ from now on| for a bit|, please|]?",
+    "[go|cross|move|hop|shift] over to {s}[ when you can| now|, please|]",
+    "[swap|exchange|trade] [what is on now|the current one|this setting] for {s}",
+    "{s} [suits me better|is what I need|sounds good, do that|is fine by me, set it]",
+    "[where do I|which key do I press to] [pick|get|activate|find] {s}?",
     "[flip|toggle|throw] the switch [to|for] {s}[ please| now|]",
     "I [vote|opt|plead] for {s}[ here| in this chat| now|]",
     "my [colleague|teacher|friend|neighbor] [uses|swears by|praises|recommends] {s}, [so do that here|so give it to me|how do I get it|and I want it too]",
@@ -98,6 +117,14 @@ MODELS = (
     "GPT-2", "Qwen3-8B", "Llama 3.1", "Gemma 3", "OLMo", "Granite", "a different model", "some other model", "a grown-up model", "a proper model", "a 30B model", "an 8B model", "a 7B model", "a bigger model", "a better model", "another model", "a real model", "a smarter model", "a larger model",
 )  # fmt: skip
 MODEL_WAYS = (
+    "enthrone {s} on your cushion",
+    "let your torch burn in the fist of {s}",
+    "[pass|hand|throw|lend] your [torch|hat|pen|chair|badge] to {s}",
+    "[swap in|bring on|sub in|load up|spin up|boot|fire up] {s}[ please| for me| now| instead|]",
+    "[is|would] {s} [available|possible|allowed] here[, and how|, if so load it|]?",
+    "[connect|hook|wire] me [to|up with|up to] {s}",
+    "I [downloaded|have|got] {s}[ on this machine|], [load it|use it|how do I open it|please switch to it]",
+    "[time for|let's have|we should have] {s}[ now| here|]",
     "[my homework|this task|my question|the job] is [too hard for you|above your head|beyond you], [get|load|call|fetch] {s}",
     "[send|route|forward|redirect] my [messages|questions|words] to {s}[ instead| from now on| now|]",
     "what [must I do|do I press|do I type|is to be done] so that {s} [answers|replies|reads this]?",
@@ -143,6 +170,17 @@ MODEL_WAYS = (
 )  # fmt: skip
 LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name on the Hugging Face hub. Your chats are kept."
 RENAME_WAYS = (
+    "have this dialogue appear as {s} in my overview",
+    "henceforth our parley is titled {s}",
+    "[henceforth|hereafter|from this day on|from this hour|from this moment] [our|this|the] [parley|talk|chat|dialogue|exchange|discussion|conversation|thread|session] [is|shall be|will be] [titled|called|named|known as|headed|labeled] {s}",
+    "[henceforth|from here on|as of today] {s} [is|shall be] the [title|name|heading|label] of [this parley|our talk|this thread|our chat|this discussion]",
+    "[have|let] this [dialogue|thread|parley|discussion|talk] [appear|show up|be listed|turn up] as {s} [in my overview|in the list|among my chats|in the tabs]",
+    "[our|this] [parley|thread|discussion|session] [gets|takes|receives|has] the [title|name|label] {s}",
+    "[title|name|label|call|entitle] [our|this] [parley|thread|discussion|session|exchange] {s}[ from now on| henceforth| please|]",
+    "[can|could|would] you [title|label|name|rename] [this|the] [thread|discussion|parley|session] [as |to |]{s}?",
+    "[thread|discussion|session] [title|name]: {s}",
+    "{s} [would be|is|makes] a [better|good|fitting] [title|name] for this [thread|parley|discussion|session]",
+    "[in the overview|in my list|on the tab] this [thread|chat|session|parley] [should|must|is to] [be|read|show as|appear as] {s}",
     "{s} [is|was] the [topic|subject|theme] here, so [call the chat that|name it so|let the tab say it]",
     "[the tab|this tab] still [says New chat|has no name|shows my first words], [make that|write|put] {s}",
     "[swap|cross out|wipe] the [heading|label|name on the tab] and [put|write|type] {s}[ there| in its place|]",
@@ -201,14 +239,40 @@ BIDS = (
 
 
 TESTS = {
-    "knob": ("bring the {s} to {v}", "from here on {s} {v}", "let us see the {s} with {v}"),
-    "choice": (
-        "go over to {s}",
-        "could we have {s} from here on?",
-        "I feel like {s} for the rest of this chat",
+    "knob": (
+        "put the {s} at {v}",
+        "Could you change {s} to {v} please?",
+        "I'd like the {s} to be {v} from here on",
+        "can we try this with a {s} of {v}?",
+        "Let's go with {v} for the {s}.",
+        "adjust your {s}, {v} should do",
     ),
-    "model": ("enthrone {s} on your cushion", "let your torch burn in the fist of {s}"),
-    "rename": ("have this dialogue appear as {s} in my overview", "henceforth our parley is titled {s}"),
+    "choice": (
+        "use {s} from now on",
+        "Can you change over to {s}?",
+        "I'd prefer {s} please",
+        "go with {s}",
+        "Let's try {s} for a while.",
+        "could we have {s} instead?",
+        "I want {s} for the rest of this chat",
+    ),
+    "model": (
+        "load {s} please",
+        "Can I talk to {s} instead?",
+        "I'd like to use the {s} model now",
+        "swap yourself out for {s}",
+        "Let's go on with the model {s}.",
+        "open up {s}, I want to try that model",
+        "could you switch over to {s} for me?",
+    ),
+    "rename": (
+        "Rename the conversation to {s} please.",
+        "Could you change the title of this chat to {s}?",
+        "give our conversation the title {s}",
+        "I'd like this chat to be called {s} from now on",
+        "new name for this chat: {s}",
+        "save this conversation under the name {s}",
+    ),
 }  # kept out
 WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
 SHARES = {"knob": 0.4, "choice": 0.28, "model": 0.2, "rename": 0.12}
