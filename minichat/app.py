@@ -94,7 +94,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._wanted_theme = remembered.theme_for(self.settings.screen.theme)
         self._themes.read(self._wanted_theme)
         self._following: Timer | None = None
-        self._saved_theme, self._checked_at = self.theme, start.clock()
+        self._saved_theme, self._checked_at = self._wanted_theme, start.clock()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         given = (self._took, self._changed, self._spread, self.report, start.params)
@@ -159,6 +159,8 @@ class MinichatApp(Notices, inherit_bindings=False):
             self.start.loaded.document.report("screen.theme", f"{name!r} {unknown(name, there)}")
         elif self._wanted_theme not in there:
             self.report(f"The theme {self._wanted_theme} is gone. This is {self.theme}")
+            if not self._themes.known.problems:  # an invalid file may be mended
+                self.call_after_refresh(self._theme_chosen, self.current_theme)
         self._report_all([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         self._show_notices()
         self._signal_loop = asyncio.get_running_loop()
@@ -283,9 +285,8 @@ class MinichatApp(Notices, inherit_bindings=False):
 
     def _show_notices(self) -> None:
         """Show what the store had to repair."""
-        for sentence in self.store.notices:
-            self.report(sentence)
-        self.store.notices.clear()
+        while self.store.notices:
+            self.report(self.store.notices.pop(0))
 
     # Appearance
 
@@ -362,8 +363,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         await self.end(0)
 
     def toggle_mouse(self) -> bool:
-        taken = not self._mouse_captured
-        self._mouse_captured = taken
+        self._mouse_captured = taken = not self._mouse_captured
         if isinstance(self._driver, TerminalDriver):  # others have no terminal
             (self._driver._enable_mouse_support if taken else self._driver._disable_mouse_support)()
         return taken

@@ -153,6 +153,26 @@ async def test_a_chosen_theme_that_is_gone_is_reported(bench: Callable[..., Any]
     Remembered().themed("mine", "minichat-dark").write(file)
     async with bench() as it:
         await it.until(lambda: it.notices() == ["The theme mine is gone. This is minichat-dark"])
+        await it.until(lambda: "minichat-dark" in Remembered.read(file).theme)
+    async with bench() as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        assert it.app.theme == "minichat-dark" and not it.notices(), "once is enough"
+
+
+@run
+async def test_a_chosen_theme_with_an_error_stays_chosen(bench: Callable[..., Any], root: Path) -> None:
+    async with bench() as it:
+        remembered, folder = it.app.paths.remembered, it.app.paths.themes
+    Remembered().themed("mine", "minichat-dark").write(remembered)
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = (root / "themes" / "moss.toml").read_text()
+    (folder / "mine.toml").write_text(whole.replace("dark = true", "dark = 3"))
+    async with bench() as it:
+        assert it.app.theme == "minichat-dark"
+        await it.until(lambda: any("mine.toml" in each for each in it.notices()))
+    (folder / "mine.toml").write_text(whole.replace('"moss"', '"mine"'))
+    async with bench() as it:
+        assert it.app.theme == "mine"
 
 
 @run
