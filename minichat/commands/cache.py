@@ -55,7 +55,8 @@ def _cleared(found: Contents) -> str:
 
 
 def _shown(folder: Path, found: Contents) -> str:
-    kept = f"{plural(found.blocks, 'block')} of {plural(found.chats, 'chat')}, {size(found.nbytes)}"
+    chats = f" of {plural(found.chats, 'chat')}" if found.chats else ""  # those of a server have none
+    kept = f"{plural(found.blocks, 'block')}{chats}, {size(found.nbytes)}"
     lines = [f"folder  {folder}", f"blocks  {kept}"]
     if found.blocks:
         lines.append(f"oldest  last used {duration(time.time() - found.oldest)} ago")

@@ -123,6 +123,7 @@ def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.Captu
     disk = DiskRoom.parse(f"{tmp_path}:1")
     index = DiskIndex(disk.folder, disk.nbytes)
     put(index, 1, 2, 3)
+    assert f"blocks  3 blocks, {size(index.contents().nbytes)}\n" in run(), "a server's blocks"
     index.own([name(1), name(2)], "a")
     assert 0 < index.contents().nbytes < 50_000, "less than a tenth of a megabyte is not 0.0 MB"
     assert f"3 blocks of 1 chat, {size(index.contents().nbytes)}\n" in run() and kept(index) == {1, 2, 3}
