@@ -6,6 +6,7 @@ from functools import partial
 from textual.content import Content
 
 from minichat.chats.model import Chat, Message, fork_mark, title_from
+from minichat.features.chats.overview import meant, overview_with_keys
 from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
@@ -38,12 +39,13 @@ async def fork(context: Context, message: Message | None = None) -> None:
 
 
 async def close(context: Context) -> None:
-    conversation = context.chats.active
+    conversation = meant(context)
     context.workspace.keep_drafts()
     replying = conversation.streaming
     kept = await context.chats.close(conversation)
     context.workspace.take_away(conversation)
-    context.workspace.prompt.focus()
+    if overview_with_keys(context) is None:
+        context.workspace.prompt.focus()
     gone = "Chat closed. Another window had deleted it"
     context.app.notify(_can_be_reopened(context, replying=replying) if kept else gone)
 
@@ -90,7 +92,7 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
 
 
 def delete_active(context: Context) -> None:
-    ask_to_delete(context, context.chats.active.chat)
+    ask_to_delete(context, meant(context).chat)
 
 
 async def reopen(context: Context, chat_id: int | None = None) -> None:
@@ -128,18 +130,18 @@ def _by(count: int) -> Handler:
 
 
 def rename(context: Context) -> None:
-    active = context.chats.active
+    renamed = meant(context)
 
     def accept(title: str) -> bool:
         if not title.strip():
-            if active.chat.title:
+            if renamed.chat.title:
                 context.app.notify("A chat's name cannot be blank", severity="warning")
-            return not active.chat.title
+            return not renamed.chat.title
         with context.program.reporting_errors():
-            active.rename(title.strip())
+            renamed.rename(title.strip())
         return True
 
-    ask(context.app, "Rename this chat", accept, active.chat.title)
+    ask(context.app, "Rename this chat", accept, renamed.chat.title)
 
 
 def instruct(context: Context) -> None:

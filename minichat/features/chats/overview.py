@@ -84,7 +84,9 @@ class ChatOverview(Widget, can_focus=True):
         self._turned()
 
     def _turned(self) -> None:
-        self.at = self.context.chats.index
+        chats = self.context.chats
+        closed_here = self.has_focus and self._selected not in chats
+        self.at = self.at if closed_here else chats.index
 
     def render(self) -> Content:
         chats, width = list(self.context.chats), self.size.width
@@ -184,8 +186,19 @@ def toggle(context: Context) -> None:
     context.panels.toggle(context.part(ChatOverview))
 
 
+def overview_with_keys(context: Context) -> ChatOverview | None:
+    focused = context.app.focused
+    return focused if isinstance(focused, ChatOverview) else None
+
+
+def meant(context: Context) -> Conversation:
+    """The chat that a command is for: in the overview the selected one."""
+    overview = overview_with_keys(context)
+    return overview.chosen if overview else context.chats.active
+
+
 def pin(context: Context) -> None:
-    _turn_pin(context, context.chats.active)
+    _turn_pin(context, meant(context))
 
 
 def _turn_pin(context: Context, conversation: Conversation) -> None:
@@ -206,7 +219,11 @@ OVERVIEW = Feature(
     help=(
         HelpSection(
             "In the overview of chats ({view.chats})",
-            (("Up Down Enter", "select a chat and go to it"), ("{overview.pin}", "pin or unpin it")),
+            (
+                ("Up Down Enter", "select a chat and go to it"),
+                ("{overview.pin}", "pin or unpin it"),
+                ("{chat.rename chat.close chat.delete}", "rename, close or delete it"),
+            ),
         ),
     ),
     keyed=(("overview", ChatOverview),),

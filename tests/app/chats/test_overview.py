@@ -272,3 +272,26 @@ async def test_it_opens_at_the_chat_on_the_screen(bench: Callable[..., Any]) -> 
         assert overview.at == 0
         await it.pilot.press("escape", "alt+g")
         await it.until(lambda: overview.chosen is it.app.chats.active)
+
+
+@run
+async def test_keys_for_this_chat_are_for_the_selected_one(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        it.app.chats.active.rename("first")
+        await open_chats(it, "second", "third", "fourth")
+        await it.pilot.press(*"half", "alt+g", "up", "up", "alt+w")
+        await it.until(lambda: titles(it) == ["first", "third", "fourth"])
+        overview = it.main.query_one(ChatOverview)
+        assert overview.has_focus and overview.chosen.chat.title == "third", "the next one"
+        assert (it.app.chats.active.chat.title, it.main.prompt.text) == ("fourth", "half")
+        await it.pilot.press("alt+i")
+        assert titles(it) == ["third", "first", "fourth"]
+        await it.pilot.press("down", "alt+d", "down", "enter")
+        await it.until(lambda: titles(it) == ["third", "fourth"])
+        await it.until(lambda: overview.has_focus)
+        await it.pilot.press("down", "alt+w")
+        await it.until(lambda: titles(it) == ["third"])
+        assert it.app.chats.active.chat.title == overview.chosen.chat.title == "third"
+        await it.pilot.press("escape", "alt+w")
+        await it.until(lambda: titles(it) == [""])
+        assert it.main.prompt.has_focus
