@@ -46,7 +46,7 @@ class Torch:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make minichat's environment.")
+    parser = argparse.ArgumentParser(description="Make minichat's environment.", allow_abbrev=False)
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where it is, or shall be")
     parser.add_argument("--extra", action="append", default=[], help="an extra, such as test")
     options = parser.parse_args(argv)

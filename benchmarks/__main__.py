@@ -56,7 +56,9 @@ def discovered() -> dict[str, Benchmark]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     known = discovered()
-    chooser = argparse.ArgumentParser(prog="python -m benchmarks", usage="%(prog)s [NAME [options]]")
+    chooser = argparse.ArgumentParser(
+        prog="python -m benchmarks", usage="%(prog)s [NAME [options]]", allow_abbrev=False
+    )
     chooser.add_argument("name", nargs="?", help="a benchmark (NAME --help: its options); default: list all")
     name = chooser.parse_args(arguments[:1]).name
     if name is None:
@@ -81,6 +83,7 @@ def parser(name: str, line: str, run: Run) -> argparse.ArgumentParser:
         prog=f"python -m benchmarks {name}",
         description=line,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     built.add_argument("--warmup", type=int, default=2, help="rounds that are discarded")
     built.add_argument("--repeats", type=int, default=7, help="rounds that are measured")

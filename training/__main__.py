@@ -217,7 +217,7 @@ def _schedule(usual: Schedule, steps: int | None, share: float) -> Schedule:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__, allow_abbrev=False)
     parser.add_argument("--tiny", action="store_true", help="test the whole pipeline on a CPU in seconds")
     parser.add_argument(
         "--work",

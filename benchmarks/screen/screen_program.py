@@ -89,7 +89,7 @@ def alone(diary: Diary, chats: int, words: list[str]) -> int:
 
 
 def main() -> int:
-    reader = argparse.ArgumentParser(prog="python -m benchmarks.screen.screen_program")
+    reader = argparse.ArgumentParser(prog="python -m benchmarks.screen.screen_program", allow_abbrev=False)
     reader.add_argument("diary", type=Path)
     reader.add_argument("chats", type=int)
     options, words = reader.parse_known_args()

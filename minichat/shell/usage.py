@@ -14,6 +14,10 @@ _REPLACED = {
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        """Options must be whole: a script's abbreviation would break with the next option."""
+        super().__init__(allow_abbrev=False, **how)
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print a message. Help that cannot be written is an error, which argparse would hide."""
         if file is sys.stdout:
@@ -44,7 +48,10 @@ def near_to(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     bare = {each.lstrip("-"): each for each in known}  # dashes would make any two options similar
-    return "".join(f"; did you mean {bare[each]}?" for each in get_close_matches(word.lstrip("-"), bare, n=1))
+    typed = word.lstrip("-")
+    longer = [each for each in bare if typed and each.startswith(typed)]
+    near = longer if len(longer) == 1 else get_close_matches(typed, bare, n=1)
+    return "".join(f"; did you mean {bare[each]}?" for each in near)
 
 
 def given(text: str) -> str:

@@ -184,6 +184,7 @@ USAGE = {
     "text": (["--min-p", "low"], "argument --min-p: must be a number, got 'low'"),
     "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth 3; see minichat generate --help"),
     "replaced": (["--host-blocks", "8"], "unrecognized arguments: --host-blocks 8; use --kv-host, in GB"),
+    "abbreviated": (["--temp=0"], "unrecognized arguments: --temp=0; did you mean --temperature?"),
     "slip": (["--temprature=0"], "--temprature=0; did you mean --temperature?; see minichat generate --help"),
     "seed": (["--seed", str(2**70)], "--seed: must be a whole number"),
     "stop": (["--stop", ""], "--stop: must be non-empty strings"),
