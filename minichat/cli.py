@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_chat(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "text", nargs="*", metavar="TEXT", help="the first message; piped input is attached to it"
+        "text", nargs="*", metavar="TEXT", help="the first message; piped input (also: -) is attached to it"
     )
     add_model(command)
     add_sampling(command)

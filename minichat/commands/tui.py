@@ -17,13 +17,14 @@ from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, missing
 from minichat.settings import Loaded, Settings, load
 from minichat.shell.again import note_typed, typed, words_of
-from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
+from minichat.shell.first import First, first_message, is_piped, keys_from_terminal, read_pipe
 from minichat.shell.paths import Paths, locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
     *("kv_host", "quantization", "kv", "kv_window", "kv_budget", "tp", "pp"),
 )
+_STDIN = "-"  # as a word: the piped input, which is attached anyway
 _FORMS = {"quantization": "quantization", "kv": "kv_scheme"}  # options that F4 changes, and their fields
 
 
@@ -125,9 +126,14 @@ def _by_lines(options: argparse.Namespace) -> bool:
 
 def _first(options: argparse.Namespace) -> First | None:
     """The first message of the chat; None if lines are answered one by one without a screen."""
-    if _by_lines(options) and not options.text:
+    *words, last = options.text or [""]
+    if last != _STDIN:  # elsewhere it may be a minus
+        words = options.text
+    elif not is_piped():
+        raise BadInput("- stands for the piped input, but nothing is piped")
+    if _by_lines(options) and not words:
         return None
-    return first_message(options.text, read_pipe())
+    return first_message(words, read_pipe())
 
 
 def _answered(options: argparse.Namespace, first: First) -> int:

@@ -33,15 +33,18 @@ def first_message(words: Sequence[str], piped: str | None) -> First:
     return First(f"@{PIPED} ", attached, notice=f"@{PIPED} is the piped input. Type what to do with it")
 
 
-def read_pipe() -> str | None:
-    """Read standard input; None if it is a terminal, a device or closed."""
+def is_piped() -> bool:
+    """Whether standard input has a text: it is not a terminal, a device or closed."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):  # it has no file descriptor
-        return None
-    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
-        return None
-    return text_of("the piped input", sys.stdin.buffer.read(MOST + 1))
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def read_pipe() -> str | None:
+    """The piped input, if there is one."""
+    return text_of("the piped input", sys.stdin.buffer.read(MOST + 1)) if is_piped() else None
 
 
 def keys_from_terminal() -> bool:

@@ -113,6 +113,28 @@ def test_input_that_cannot_be_attached_is_bad_usage(
     assert ran.err.startswith(f"minichat: {error}")
 
 
+@pytest.mark.parametrize("words", [["-"], ["review this", "-"], ["--plain", "-"]])
+def test_a_dash_without_a_pipe_is_bad_usage(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        ran = run(*words)
+    os.close(ours)
+    assert ran == (2, "", "minichat: - stands for the piped input, but nothing is piped\n")
+
+
+def test_a_dash_is_no_part_of_the_message(run: Run, pipe: Callable[[bytes], None], long_model: Path) -> None:
+    pipe(b"+ a line\n")
+    asked = run("what is this?", "-", "--model", long_model, *OPTIONS)
+    pipe(b"+ a line\n")
+    assert asked == run("what is this?", "--model", long_model, *OPTIONS)
+    assert asked.code == 0 and asked.out
+    pipe(b"")
+    assert run("chat", "5", "-", "3", "--plain").err.startswith("minichat: The pipe was empty"), "a minus"
+
+
 def test_input_that_is_too_large_is_bad_usage(root: Path) -> None:
     ran = ask(root, "review this", stdin=b"x" * 1_000_001)
     assert (ran.returncode, ran.stdout) == (2, b"")
