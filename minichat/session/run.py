@@ -132,6 +132,7 @@ class RunningReply:
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
     sent: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
     replies: int = 1  # `n` when it was submitted
+    began_as_search: bool = False
     sampled: ReplyLabel = field(default_factory=ReplyLabel)
 
     async def arrival(self, task: asyncio.Task[None], within: float) -> None:
@@ -156,16 +157,20 @@ class RunningReply:
         """The engine has accepted the request."""
         self.reply = reply
         if not self.sampled.last:  # else an earlier screen has noted it
-            self.replies = self.sent.n
+            self._note_replies(self.sent)
             self.note_params(self.sent, begun=False)
         self.handed.set()
 
     def note_params(self, params: SamplingParams, *, begun: bool | None = None) -> None:
         """The engine samples with these parameters from now on."""
         begun = self.begun if begun is None else begun
-        words = strategy(params, self.adapter, self.replies, new=self.new)
+        goes_on = self.began_as_search and params.beams == 1  # with the best hypothesis alone
+        words = strategy(params, self.adapter, 1 if goes_on else self.replies, new=self.new)
         self.sampled.note(words, begun=begun)
         self._note(_SAMPLED, astuple(self.sampled))
+
+    def _note_replies(self, params: SamplingParams) -> None:
+        self.replies, self.began_as_search = params.n, params.beams > 1
 
     def leave_out(self, messages: int) -> None:
         """The model does not read so many messages at the chat's start."""
@@ -286,7 +291,8 @@ class RunningReply:
         self.copied = past.copied  # the first batch has them
         self.left_out = (self.message.params or {}).get(_LEFT_OUT, 0)
         if noted := (self.message.params or {}).get(_SAMPLED):
-            self.sampled, self.replies = ReplyLabel(*noted), params_from(self.message.params).n
+            self.sampled = ReplyLabel(*noted)
+            self._note_replies(params_from(self.message.params))
 
     def stats_so_far(self, now: float) -> ReplyStats:
         """Up to the last tokens, which the screen receives in batches, unless it has waited long for more."""

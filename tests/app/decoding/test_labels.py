@@ -157,6 +157,22 @@ async def test_a_scored_prompt_is_no_token_of_the_reply(bench: Callable[..., Any
 
 
 @run
+async def test_a_search_for_several_replies_that_is_ended_goes_on_with_one(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), params=SamplingParams(beams=4, n=3)) as it:
+        active = it.app.chats.active
+        reply = await it.say("hello")
+        reply.say("x")
+        await it.until(lambda: active.run.tokens == 1)
+        active.tune(active.chat.params.changed(beams=1, temperature=0.0))
+        await it.until(lambda: it.backend.updates)
+        assert str(active.run.sampled) == "beams 4 x3, then greedy"
+        active.tune(active.chat.params.changed(beams=4))
+        await it.until(lambda: len(it.backend.updates) == 2)
+        assert str(active.run.sampled) == "beams 4 x3, 2 changes, then beams 4 x3"
+        await it.answered(reply)
+
+
+@run
 async def test_a_refused_change_is_not_one_of_the_reply(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         active, reply = it.app.chats.active, await it.say("hello")
