@@ -13,6 +13,7 @@ from pathlib import Path
 from termios import FIONREAD
 
 from engine.api.errors import FULL, BadInput, BadParams, EngineError
+from engine.api.events import Delta
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
@@ -194,16 +195,8 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
                 sys.stdout.flush()
     ended = time.monotonic()
     if as_json:
-        record = {
-            "text": "".join(pieces),
-            "finish": delta.finish.value,
-            "error": delta.error or None,
-            "prompt_tokens": stream.prompt_tokens,
-            "tokens": tokens,
-            "first_token_s": round((first or ended) - began, 4),
-            "seconds": round(ended - began, 4),
-        }
-        print(json.dumps(record))
+        costs = ReplyCosts(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
+        print(json.dumps(_record("".join(pieces), delta, costs)))
     elif (text := "".join(pieces)) and not text.endswith("\n"):
         print()
     if options.verbose:
@@ -213,6 +206,20 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
     return _report_cut(host, "the reply", delta.finish, "".join(pieces), tokens, params, as_json)
+
+
+def _record(text: str, last: Delta, costs: "ReplyCosts") -> dict[str, object]:
+    """A reply as JSON. `last`: its last delta."""
+    assert last.finish is not None and costs.first is not None
+    return {
+        "text": text,
+        "finish": last.finish.value,
+        "error": last.error or None,
+        "prompt_tokens": costs.prompt,
+        "tokens": costs.tokens,
+        "first_token_s": round(costs.first, 4),
+        "seconds": round(costs.seconds, 4),
+    }
 
 
 def _report_cut(  # type: ignore[no-untyped-def]
@@ -237,33 +244,36 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
     """Print several replies once all have ended, numbered or as a JSON list."""
     began = time.monotonic()
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
-    replies = stream.results()
-    texts = [reply.text and opened + reply.text for reply in replies]
+    stream.accepted.result()
+    received: dict[int, list[tuple[float, Delta]]] = {}
+    for delta in stream:
+        received.setdefault(delta.choice, []).append((time.monotonic(), delta))
+    count = sum(len(delta.tokens) for each in received.values() for _, delta in each)
     if options.verbose:
-        count = sum(len(each.tokens) for each in replies)
-        costs = ReplyCosts(stream.prompt_tokens, count, time.monotonic() - began, replies=len(replies))
+        costs = ReplyCosts(stream.prompt_tokens, count, time.monotonic() - began, replies=len(received))
         print(f"minichat: {costs}", file=sys.stderr)
+    code, records = 0, []
+    for number, (_, deltas) in enumerate(sorted(received.items()), 1):
+        text = "".join(each.text for _, each in deltas)
+        tokens = sum(len(each.tokens) for _, each in deltas)
+        first = next((at for at, each in deltas if each.tokens), deltas[-1][0])
+        ended, last = deltas[-1]
+        last = last if last.finish else delta  # the engine is gone
+        broken = last.finish is Finish.FAILED
+        costs = ReplyCosts(stream.prompt_tokens, tokens, ended - began, first - began)
+        shown = text and opened + text
+        records.append(_record(shown, last, costs) | {"score": last.score})
+        if not options.json and (text or not broken):
+            score = "" if last.score is None else f" {last.score:.3f}"
+            print(f"[{number}]{score}\n{harmless(shown)}" + "\n" * (number < len(received)))
+        if broken:
+            print(f"minichat: reply {number}: {last.error}", file=sys.stderr)
+            code = 1
+        else:
+            cut = _report_cut(host, f"reply {number}", last.finish, text, tokens, params, options.json)
+            code = max(code, cut)
     if options.json:
-        records = [
-            {
-                "text": text,
-                "finish": reply.finish.value,
-                "score": reply.score,
-                "prompt_tokens": stream.prompt_tokens,
-                "tokens": len(reply.tokens),
-            }
-            for reply, text in zip(replies, texts, strict=True)
-        ]
         print(json.dumps(records))
-    code = 0
-    for number, (reply, text) in enumerate(zip(replies, texts, strict=True), 1):
-        score = "" if reply.score is None else f" {reply.score:.3f}"
-        if not options.json:
-            print(f"[{number}]{score}\n{harmless(text)}" + "\n" * (number < len(replies)))
-        cut = _report_cut(
-            host, f"reply {number}", reply.finish, reply.text, len(reply.tokens), params, options.json
-        )
-        code = max(code, cut)
     return code
 
 

@@ -57,8 +57,9 @@ class TestReply:
         texts = [record["text"] for record in records]
         assert ran.out == "".join(f"[{n}]\n{text}\n\n" for n, text in enumerate(texts, 1)).removesuffix("\n")
         assert len(set(texts)) == 3
-        first = {"text": texts[0], "finish": "length", "score": None, "prompt_tokens": 1, "tokens": 5}
-        assert records[0] == first
+        assert 0 < records[0].pop("first_token_s") <= records[0].pop("seconds")
+        first = {"text": texts[0], "finish": "length", "error": None, "prompt_tokens": 1, "tokens": 5}
+        assert records[0] == first | {"score": None}
 
     def test_beams_are_ranked(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--beams", 4, "the")
@@ -365,9 +366,11 @@ class TestBadInput:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
         assert "the model returned NaN" in self.error(run, tmp_path)
         ran = run("generate", "--model", tmp_path, "--raw", "--json", "the")
-        assert ran.code == 1
-        assert json.loads(ran.out)["finish"] == "failed"
+        assert (ran.code, json.loads(ran.out)["finish"]) == (1, "failed")
         assert "NaN" in json.loads(ran.out)["error"]
+        ran = run("generate", "--model", tmp_path, "--raw", "--json", "--n", 2, "the")
+        assert ran.code == 1 and "minichat: reply 2: the model returned NaN" in ran.err
+        assert all("NaN" in each["error"] for each in json.loads(ran.out))
 
     def test_a_folder_without_a_tokenizer(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "tokenizer.json").unlink()
