@@ -81,8 +81,9 @@ def reply_adapter(options: argparse.Namespace) -> str:
 
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     if options.kv_sinks is not None:
-        if options.kv_window is None and options.kv_budget is None:
-            raise BadInput("--kv-sinks requires --kv-window or --kv-budget")
+        budget = "budgets" if hasattr(options, "budgets") else "kv_budget"  # quality compares several
+        if options.kv_window is None and getattr(options, budget) is None:
+            raise BadInput(f"--kv-sinks requires --kv-window or --{budget.replace('_', '-')}")
         more["kv_sinks"] = options.kv_sinks
     if options.kv_eviction is not None:
         if options.kv_budget is None:

@@ -112,6 +112,8 @@ def test_a_full_temporary_folder_is_reported(
         (["--plot", "no/such/out.svg"], "does not exist"),
         (["--budgets", "64,many"], "--budgets must be numbers of tokens, such as 128,256, not 64,many"),
         (["--budgets", "64,8"], "--budgets must be at least 20 tokens, got 8"),
+        (["--budgets", "20", "--kv-sinks", "8"], "--budgets must be at least 24 tokens, got 20"),
+        (["--kv-sinks", "8"], "--kv-sinks requires --kv-window or --budgets"),
         (["--budgets", "96", "--plot", "out.svg"], "--plot shows schemes; leave out --budgets"),
         (["--budgets", "96", "--schemes", "none"], "--schemes has no effect with --budgets"),
         (["--kv", "int8"], "--kv int8 must be given as a scheme: --schemes none,kv-int8"),
