@@ -15,6 +15,7 @@ from textual.widget import Widget
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
+from minichat.features.decoding.preset_ring import next_in
 from minichat.features.decoding.typed_value import TypedValue, misfit, typing_hint
 from minichat.session.decoding import (
     KNOBS,
@@ -228,15 +229,14 @@ class Knobs(Widget, can_focus=True):
         place, by = ring.index(found) if found else len(named), 1 if by > 0 else -1
         try:
             own = chats_own(self.params, found, self.strategies, self.default)
-            for _ in ring:  # past those with the values of another one, which would be shown instead
-                place = (place + by) % len(ring)
-                params = ring[place].apply(own)
-                if preset_of(params, named) is (ring[place] if place < len(named) else None):
-                    self.strategies.covered = covered_by(params, own)
-                    self._send(params)
-                    break
         except BadParams as error:
             self._refuse(error)
+            return
+        params, forbidden = next_in(ring, named, place, by, own)
+        if params is not None:
+            self.strategies.covered = covered_by(params, own)
+            self._send(params)
+        self.trouble = forbidden
 
     def action_type(self) -> None:
         row = self._here

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from engine.api.params import Grammar, SamplingParams
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run
 from tests.app.decoding.test_decoding import row
@@ -99,3 +100,20 @@ async def test_a_name_that_is_taken_is_refused_or_replaced(bench: Callable[..., 
         for name in ("owner", "greedy"):
             await it.pilot.press("ctrl+s", *name, "enter")
             await it.until(lambda name=name: f"Replaced the preset {name}" in it.notices())
+
+
+@run
+async def test_a_preset_that_a_grammar_forbids_is_passed_over(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), params=SamplingParams(grammar=Grammar("regex", "[ab]+"))) as it:
+        it.app.presets.save("a search", SamplingParams(beams=4))
+        await it.pilot.press("f3")
+        row(it, "preset")
+        await it.until(lambda: "preset       ‹ default ›" in it.screen_text())
+        for key, then in (("right", "greedy"), ("left", "default")):
+            await it.pilot.press(key)
+            await it.until(lambda then=then: f"preset       ‹ {then} ›" in it.screen_text())
+            assert it.drawer.knobs.trouble.startswith("a search was passed over: grammar: cannot be comb")
+        await it.pilot.press("left")
+        await it.until(lambda: "preset       ‹ creative ›" in it.screen_text())
+        assert not it.drawer.knobs.trouble
+        assert it.app.chats.active.chat.params.grammar is not None
