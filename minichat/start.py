@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from engine.api.errors import EngineError
+from engine.api.errors import EngineError, ModelNotFound
 from engine.api.params import SamplingParams
 from minichat.settings import Loaded, load
 from minichat.shell.first import First
@@ -12,12 +13,25 @@ from minichat.shell.paths import Paths
 from minichat.shell.terminal import Terminal
 
 
+class Blame(NamedTuple):
+    """What an error of the engine is about, if that is a setting or an option."""
+
+    name: str = ""
+    place: str = ""  # in the settings: "config.toml:2"
+    option: str = ""  # as typed: "--device cuda:9"
+
+    def of_any_model(self, error: Exception | None) -> bool:
+        """Whether another model has the same error."""
+        return self.name in ("policy", "device") or (
+            self.name == "draft" and isinstance(error, ModelNotFound)
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """`named`: the command line sets sampling or a system prompt, which the first chat must have.
 
-    `blame`: the place in the settings that an error of the engine is about, as "config.toml:2"; empty if
-    none is. None: the engine is not started with these settings.
+    `blame`: what an error of the engine is about. None: the engine is not started with these settings.
     """
 
     model: str
@@ -29,7 +43,7 @@ class Start:
     ascii: bool = False
     loaded: Loaded
     first: First = field(default_factory=First)
-    blame: Callable[[EngineError], str] | None = None
+    blame: Callable[[EngineError], Blame] | None = None
     tour: bool = False  # open the guided tour of the engine
     clock: Callable[[], float] = time.monotonic  # seconds; times replies and repeated keys
 

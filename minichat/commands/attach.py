@@ -15,6 +15,7 @@ from minichat.models.residents import Resident, Waiting, home_of, residents
 from minichat.settings import Loaded, load
 from minichat.shell.again import words_of
 from minichat.shell.paths import Paths, locate
+from minichat.start import Blame
 
 _PATIENCE = 2.0  # seconds before printing that it is waiting
 
@@ -48,7 +49,7 @@ def attach_to(
     paths: Paths,
     waiting: Waiting,
     model: str = "",
-    blame: Callable[[EngineError], str] | None = None,
+    blame: Callable[[EngineError], Blame] | None = None,
     loaded: Loaded | None = None,
 ) -> int:
     """Open the screen on one of this user's engines. `blame`: of Start. `loaded`: read anew if None."""

@@ -24,6 +24,7 @@ from minichat.shell.terminal import Terminal, adapt_environment, fix_alt_keys
 if TYPE_CHECKING:
     from minichat.chats.store import Store
     from minichat.clients.protocol import Backend
+    from minichat.start import Blame
 
 
 class SamplingOptions(NamedTuple):
@@ -62,7 +63,7 @@ def show(
     *,
     model: str = "",
     first: First | None = None,
-    blame: Callable[[EngineError], str] | None = None,
+    blame: "Callable[[EngineError], Blame] | None" = None,
 ) -> int:
     """Run until the user quits. `again` returns the command line that restarts it with a model.
 

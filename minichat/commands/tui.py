@@ -19,6 +19,7 @@ from minichat.settings import Loaded, Settings, load
 from minichat.shell.again import note_typed, typed, words_of
 from minichat.shell.first import First, first_message, is_piped, keys_from_terminal, read_pipe
 from minichat.shell.paths import Paths, locate
+from minichat.start import Blame
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     given = given_of(options)
     try:
         _refuse_screen_options(options)
+        check_policy(options, given)
         settle(options, loaded.settings)
         first = _first(options)
     except CannotAttach as error:
@@ -172,15 +174,34 @@ def report(loaded: Loaded, options: argparse.Namespace, given: set[str]) -> None
     options.places = {name: f"{file}:{line}: engine.{name}: " for name, line in lines.items()}
 
 
-def blaming(options: argparse.Namespace, loaded: Loaded, given: set[str]) -> Callable[[EngineError], str]:
-    """How the screen finds the line of the settings that an error is about: "config.toml:2", or empty."""
+def blaming(options: argparse.Namespace, loaded: Loaded, given: set[str]) -> Callable[[EngineError], Blame]:
+    """How the screen finds the line of the settings, or the option, that an error is about."""
     lines = lines_of(loaded, given)
+    typed = {*given, "draft"} - {"model"}  # the screen itself offers other models
 
-    def blame(error: EngineError) -> str:
-        name = at_fault(error, options, lines)
-        return f"{loaded.document.file.name}:{lines[name]}" if name else ""
+    def blame(error: EngineError) -> Blame:
+        if name := at_fault(error, options, lines):
+            return Blame(name, place=f"{loaded.document.file.name}:{lines[name]}")
+        if name := at_fault(error, options, typed):
+            return Blame(name, option=f"--{name.replace('_', '-')} {getattr(options, name)}")
+        return Blame()
 
     return blame
+
+
+def check_policy(options: argparse.Namespace, given: set[str]) -> None:
+    """Refuse an unknown policy that was typed: no screen could start with it. A setting can be corrected."""
+    if "policy" in given and (problem := policy_fault(options.policy)):
+        raise BadInput(problem)
+
+
+def policy_fault(name: str) -> str | None:
+    """Why the policy cannot be used; None if it can."""
+    if name == "fcfs":  # it needs no imports to be known
+        return None
+    from engine.scheduling.policy import why_not
+
+    return why_not(name)
 
 
 def lines_of(loaded: Loaded, given: set[str]) -> dict[str, int]:

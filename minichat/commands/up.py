@@ -12,7 +12,7 @@ from minichat.cli import parser
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import SAMPLING, engine_config, failed, show_progress
 from minichat.commands.serve import check
-from minichat.commands.tui import blaming, given_of, lines_of, report, settle
+from minichat.commands.tui import blaming, check_policy, given_of, lines_of, policy_fault, report, settle
 from minichat.doing import doing
 from minichat.models.catalog import identity
 from minichat.models.present import PresentOptions, option, present_options
@@ -33,10 +33,11 @@ def run(options: argparse.Namespace) -> int:
         resident.check_record()
         asked = typed(options)
         _from_here(options)
+        given = given_of(options)
+        check_policy(options, given)
         present = present_options(resident, _tell)
         _fits(resident, options, present)
         loaded = load(paths.settings)
-        given = given_of(options)
         if options.no_screen:
             report(loaded, options, given)
         settle(options, loaded.settings)
@@ -156,5 +157,7 @@ def _unlike(
         elif name == "quantization" and (converted := present.conversion):
             runs = f"is being converted {converted}, not to {new}"
         says = f"the engine {resident.name} {runs}; {ways}"
+        if name == "policy" and new and (fault := policy_fault(new)):
+            says = fault
         problems.append(Problem(loaded.document.file, line, f"engine.{name}", says))
     return problems

@@ -23,6 +23,7 @@ from minichat.models.welcome import found_here
 from minichat.program import Program
 from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
+from minichat.start import Blame
 
 _OF_THE_MODEL = (ModelNotFound, UnsupportedModel, BadCheckpoint)  # a restart finds the same model
 
@@ -72,24 +73,30 @@ class EngineLifecycle:
         names = ("program.restart", "model.pick", "program.quit")
         again, other, leave = map(self.program.keys.name, names)
         start, backend = self.program.start, self.program.backend
-        place = start.blame(self._failed) if start.blame and isinstance(self._failed, EngineError) else ""
+        failed = self._failed
+        blame = start.blame(failed) if start.blame and isinstance(failed, EngineError) else Blame()
+        correct = f"Correct {blame.place} and press {again}" if blame.place else ""
+        if blame.option:
+            correct = f"Quit ({leave}) and start without {blame.option}"
         if self._replacement:
             return [f"Run {self._replacement} in another terminal"]
         if backend.elsewhere:
             does = "restarts the engine" if backend.starts and not self._answers else "reconnects"
-            return [f"Correct {place} and press {again}" if place else f"{again} {does}"]
+            return [correct or f"{again} {does}"]
         # First in place. If that did not help, the process may be at fault.
         what = "the program" if self._tried_again else "the engine"
         restart = [f"{again} restarts {what}"]
-        if place:
-            restart = [f"Correct {place} and press {again}"]
-        elif isinstance(self._failed, BadInput) and not isinstance(self._failed, NoRoom):
+        if correct:
+            restart = [correct]
+        elif isinstance(failed, BadInput) and not isinstance(failed, NoRoom):
             # An option or a setting, which a restart does not change. Of memory, there may be more then.
             file = start.loaded.document
             where = f"the options or {file.file.name}" if file.tables.get("engine") else "the options"
             restart = [f"Quit ({leave}) and change {where}"]
-        elif isinstance(self._failed, _OF_THE_MODEL) and not isinstance(self._failed, HubUnreachable):
+        elif isinstance(failed, _OF_THE_MODEL) and not isinstance(failed, HubUnreachable):
             restart = []
+        if blame.of_any_model(failed):
+            return restart
         return [*restart, f"{other} chooses another model"]
 
     @property

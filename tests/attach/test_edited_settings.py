@@ -65,6 +65,15 @@ def test_settings_that_a_running_engine_does_not_have_are_reported(run: Run, res
     )
 
 
+def test_a_policy_that_is_unknown_is_to_be_corrected(run: Run, resident: Resident) -> None:
+    """Another start of the engine would meet the same error."""
+    file, says = locate().settings, "policy 'fast' is unknown; available: fcfs, latency, priority"
+    file.write_text('[engine]\npolicy = "fast"\nkv = "fp8"\n')
+    code, _, err = run("up", "--no-screen")
+    assert (code, err) == (0, f"minichat: {file}:2: engine.policy: {says}\nminichat: {resident.goes_on}\n")
+    assert run("up", "--no-screen", "--policy", "fast") == (2, "", f"minichat: --{says}\n")
+
+
 def test_settings_that_were_removed_are_reported(run: Run, resident: Resident) -> None:
     record = resident.record
     assert record is not None

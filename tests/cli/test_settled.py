@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineError, ModelNotFound
 from engine.api.params import SamplingParams
 from minichat.cli import parser
 from minichat.commands.options import engine_config, sampling
 from minichat.commands.tui import blaming, given_of, settle, settle_plain
 from minichat.settings import Settings, load
 from minichat.settings.schema import EngineSettings
+from minichat.start import Blame
 from tests.cli.conftest import Run
 
 FROM_SETTINGS = Settings(
@@ -140,14 +141,17 @@ def test_the_screen_learns_which_line_an_error_is_about(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[engine]\npp = 9\nquantization = "int3"\npolicy = "fast"\n')
 
-    def blamed(says: str, *words: str) -> str:
+    def blamed(says: str, *words: str, kind: type[EngineError] = BadInput) -> Blame:
         options, loaded = parser().parse_args(["chat", *words]), load(file)
         given = given_of(options)
         settle(options, loaded.settings)
-        return blaming(options, loaded, given)(BadInput(says))
+        return blaming(options, loaded, given)(kind(says))
 
-    assert blamed("quantization 'int3': no scheme has that name") == "config.toml:3"
-    assert blamed("pp: the model has 8 layers") == "config.toml:2"
-    assert blamed("policy 'fast' is unknown") == "config.toml:4"
-    assert blamed("quantization 'int3': no scheme", "--quantization=int3") == ""
-    assert blamed("not enough memory") == ""
+    assert blamed("quantization 'int3': no scheme has that name").place == "config.toml:3"
+    assert blamed("pp: the model has 8 layers").place == "config.toml:2"
+    assert blamed("policy 'fast' is unknown") == Blame("policy", "config.toml:4")
+    typed = blamed("quantization 'int3': no scheme", "--quantization=int3")
+    assert typed == Blame("quantization", option="--quantization int3")
+    assert blamed("draft: there is no folder", "--draft=/x") == Blame("draft", option="--draft /x")
+    assert blamed("/x is not there", "--model=/x", kind=ModelNotFound) == Blame()
+    assert blamed("not enough memory") == Blame()

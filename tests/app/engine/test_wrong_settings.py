@@ -6,17 +6,48 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError, ModelNotFound
 from minichat.clients.fake import FakeBackend
 from minichat.features.leaving import RESTART
+from minichat.start import Blame
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
 
 WRONG = BadInput("quantization 'int3': no scheme has that name")
 
 
-def blame(error: EngineError) -> str:
-    return "config.toml:2" if error is WRONG else ""
+def blame(error: EngineError) -> Blame:
+    return Blame("quantization", "config.toml:2") if error is WRONG else Blame()
+
+
+@run
+@pytest.mark.parametrize(
+    ("found", "error", "says"),
+    [
+        (
+            Blame("policy", "config.toml:2"),
+            BadInput("policy 'x' is"),
+            "Correct config.toml:2 and press F5  |",
+        ),
+        (
+            Blame("draft", option="--draft /x"),
+            ModelNotFound("draft: there is no"),
+            "Quit (^Q) and start without --draft /x  |",
+        ),
+        (
+            Blame("draft", option="--draft mtp"),
+            BadInput("draft: these have no"),
+            "Quit (^Q) and start without --draft mtp; Alt+O chooses another model  |",
+        ),
+    ],
+)
+async def test_another_model_is_offered_only_if_it_may_help(
+    bench: Callable[..., Any], found: Blame, error: EngineError, says: str
+) -> None:
+    async with bench(
+        (160, 24), backend=FakeBackend([snapshot()], trouble=error), blame=lambda _: found
+    ) as it:
+        await it.until(lambda: f" {says}" in it.screen_text())
 
 
 @run

@@ -52,6 +52,15 @@ def test_options_are_refused_without_torch() -> None:
         assert problem in line
 
 
+@pytest.mark.parametrize("command", ["chat", "up"])
+def test_a_policy_that_no_screen_could_start_with_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("minichat.commands.up.check_terminal", lambda what: None)
+    says = "minichat: --policy 'fast' is unknown; available: fcfs, latency, priority\n"
+    assert run(command, "--policy", "fast") == (2, "", says)
+
+
 def test_the_screen_names_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minichat.commands.tui._by_lines", lambda options: False)
     monkeypatch.setattr("minichat.commands.tui._on_screen", lambda options: True)
