@@ -194,9 +194,9 @@ class Conversation:
 
     async def stop_and_wait(self) -> None:
         """Stop the reply, and wait until its text is saved."""
-        if self.run is None or self.run.task is None:
+        if (run := self.run) is None or (task := run.task) is None:
             return
-        task = self.run.task
+        run.spreads = False
         self.stop()
         await asyncio.wait({task}, timeout=_END_WITHIN)
         task.cancel()
@@ -365,7 +365,7 @@ class Conversation:
         if compared is not None:
             compared.end(self)
         self.services.changed(self)
-        if run.others and not run.stopping:
+        if run.others and run.spreads and message in self.chat.messages:  # else an earlier one is back
             self.services.spread(self, run.beside(message))
 
     def _written(self, run: RunningReply) -> Message:

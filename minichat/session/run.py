@@ -130,6 +130,7 @@ class RunningReply:
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
+    spreads: bool = True  # they become forks; not if their chat or the screen is being closed
     sent: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
     replies: int = 1  # `n` when it was submitted
     began_as_search: bool = False
@@ -243,10 +244,11 @@ class RunningReply:
         return sample
 
     def beside(self, message: Message) -> list[Message]:
-        """The other samples that have ended, as copies of this message."""
+        """The other samples that have ended, as copies of this message; of those stopped, the begun ones."""
         found = []
         for _, each in sorted(self.others.items()):
-            if each.finish is not None:
+            begun = each.tokens > self.copied
+            if each.finish is not None and (begun or each.finish is not Finish.ABORTED):
                 each.parts.flush()
                 stats = message.stats and each.stats(message.stats)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)

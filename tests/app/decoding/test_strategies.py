@@ -277,59 +277,6 @@ def test_choices_wrap_around(knob: Any) -> None:
 
 
 @run
-async def test_several_replies_open_in_forks(bench: Callable[..., Any]) -> None:
-    start = SamplingParams(temperature=0.7, n=3)
-    async with bench((200, 50), params=start) as it:
-        reply = await it.say("hello")
-        assert reply.params.n == 3
-        first = it.app.chats.active
-        put = reply.send
-        for choice, text in ((0, "one"), (2, "<think>hm</think>three"), (1, "two")):
-            put(Delta(reply.id, (choice,), text, choice=choice))
-        await it.until(lambda: "one" in it.screen_text())
-        assert len(it.app.chats) == 1, "the others open when they are complete"
-        put(Delta(reply.id, finish=Finish.STOP, left=2))
-        put(Delta(reply.id, (9,), " and a half", finish=Finish.LENGTH, choice=1, left=1))
-        put(Delta(reply.id, finish=Finish.FAILED, error="no number", choice=2))
-        await it.until(lambda: len(it.app.chats) == 3)
-        assert it.app.chats.active is first and not first.streaming
-        replies = [each.chat.messages[-1] for each in it.app.chats]
-        assert [each.text for each in replies] == ["one", "two and a half", "three"]
-        assert [each.state for each in replies] == ["done", "stopped", "failed"]
-        assert replies[2].reasoning == "hm" and replies[2].error == "no number"
-        await it.until(lambda: "two and a half" in it.screen_text())
-        assert {each.role for each in it.app.store.chat(list(it.app.chats)[1].chat.id).messages} == {
-            "user",
-            "assistant",
-        }
-        assert it.app.store.chat(list(it.app.chats)[1].chat.id).messages[-1].text == "two and a half"
-
-
-@run
-async def test_each_of_several_replies_has_its_own_rate(bench: Callable[..., Any]) -> None:
-    async with bench((200, 50), params=SamplingParams(temperature=0.7, n=2)) as it:
-        reply = await it.say("hello")
-        reply.send(Delta(reply.id, tuple(range(11)), "short", finish=Finish.STOP, left=1, decoding=0.5))
-        reply.send(Delta(reply.id, tuple(range(101)), "long", finish=Finish.STOP, choice=1, decoding=4.0))
-        await it.until(lambda: len(it.app.chats) == 2)
-        short, long = (each.chat.messages[-1].stats for each in it.app.chats)
-        assert (short.rate, long.rate) == (20, 25)
-        assert (long.tokens, long.seconds) == (101, long.ttft + 4.0)
-
-
-@run
-async def test_a_stopped_request_leaves_no_forks(bench: Callable[..., Any]) -> None:
-    async with bench(params=SamplingParams(temperature=0.7, n=2)) as it:
-        reply = await it.say("hello")
-        reply.send(Delta(reply.id, (1,), "one", choice=1))
-        reply.send(Delta(reply.id, (0,), "zero"))
-        await it.until(lambda: it.app.chats.active.run.others)
-        await it.pilot.press("escape")
-        await it.until(lambda: not it.app.chats.active.streaming)
-        assert len(it.app.chats) == 1 and it.texts()[-1] == ("assistant", "zero", "stopped")
-
-
-@run
 async def test_the_number_of_replies_is_fixed_at_submission(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
