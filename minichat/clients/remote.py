@@ -26,6 +26,7 @@ from minichat.clients.protocol import LinkBack, LinkLost, Pace, Past, Progress, 
 T = TypeVar("T")
 _WORDS = 100_000  # tokens whose text is cached
 _ASKED_AT_ONCE = 50_000  # tokens
+_REQUESTS = {"id", "ids"}  # fields of commands that name requests
 
 
 class Home(Protocol):
@@ -257,10 +258,10 @@ class RemoteBackend:
         return result
 
     async def _send_in_order(self, path: str, fields: Any) -> Any:
+        boot = self._boot
         async with self._in_order:
-            boot = self._boot
             await self._link.ready()
-            if boot != self._boot:  # the id may belong to another request by now
+            if boot != self._boot and fields.keys() & _REQUESTS:  # they may belong to other requests by now
                 raise UnknownRequest("the engine was restarted")
             return await self._link.ask("POST", path, fields)
 
