@@ -12,6 +12,7 @@ from tempfile import NamedTemporaryFile
 
 from textual.app import SuspendNotSupported
 from textual.content import Content
+from textual.events import AppFocus
 
 from engine.api.errors import EngineError
 from minichat.features.feature import Context, Feature, ScreenCommand
@@ -191,6 +192,7 @@ def start(context: Context) -> None:
     if code and code not in _INTERRUPTED:
         context.app.notify(f"The tour failed with exit code {code}", severity="error")
     if count:
+        context.app.post_message(AppFocus())  # look for them
         context.app.notify(f"Kept {plural(count, 'chat')}. {context.keys.name('chat.jump')} lists them")
 
 

@@ -298,6 +298,7 @@ async def test_the_screen_says_that_the_tour_starts_and_what_it_left(
 ) -> None:
     async with bench() as it:
         terminal = StringIO()
+        there = Store(it.app.paths.chats)  # the one of the tour
         monkeypatch.setattr(it.app, "suspend", lambda: redirect_stdout(terminal))
         seen, keeps = list[str](), True
 
@@ -306,12 +307,13 @@ async def test_the_screen_says_that_the_tour_starts_and_what_it_left(
             if keeps:
                 monkeypatch.setenv(KEPT, env[KEPT])
                 say_kept(2)
-            it.app.store.create_chat()  # in another window
+            there.append(there.create_chat("kept").id, "user", "hello")
             return SimpleNamespace(returncode=0)
 
         monkeypatch.setattr(subprocess, "run", tour)
         await it.command("program.tour")
         await it.until(lambda: "Kept 2 chats. ^O lists them" in it.notices())
+        await it.until(lambda: "kept" in it.screen_text())  # without another key
         assert seen == ["minichat: starting the tour ...\n"]
 
         keeps, before = False, len(it.notices())
