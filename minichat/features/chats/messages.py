@@ -51,7 +51,7 @@ MESSAGES = Feature(
                     "select text; its KV blocks light up on the map",
                 ),
                 ("{transcript.select_message} {transcript.select_all}", "select the message, or everything"),
-                ("{transcript.copy}", "copy the selection, or the last reply"),
+                ("{transcript.copy}", "copy the selection, the message or the last reply"),
                 (
                     "{transcript.find_next} {transcript.find_previous}",
                     "next or previous match",

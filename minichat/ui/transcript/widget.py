@@ -279,8 +279,12 @@ class Transcript(ScrollView, can_focus=True):
             self._select(Selection(Offset(0, first), Offset(0, last)))
 
     def action_copy(self) -> None:
-        """Copy the selection, or the last reply if nothing is selected."""
-        if text := selected(self._view, chosen) if (chosen := self.text_selection) else self.last_reply():
+        """Copy the selection, else the chosen message, else the last reply."""
+        if chosen := self.text_selection:
+            text = selected(self._view, chosen)
+        else:
+            text = self.last_reply() if self._cursor is None else self._cursor.message.text
+        if text:
             self.post_message(self.CopyRequested(text))
         else:
             self.notify("There is nothing to copy", severity="warning")

@@ -180,6 +180,16 @@ async def test_keys_select_and_copy() -> None:
 
 
 @scene
+async def test_the_chosen_message_is_copied() -> None:
+    async with reading((40, 12)) as reader:
+        reader.transcript.show([reply("the first", 1), reply("the second", 2), reply("the last")], "a")
+        await reader.settled()
+        await reader.press("y", "ctrl+up", "ctrl+up", "y", "a", "y")
+        texts = [event.text for event in reader.app.asked if isinstance(event, Transcript.CopyRequested)]
+        assert texts == ["the last", "the second", "the second"]
+
+
+@scene
 async def test_selecting_with_keys_scrolls() -> None:
     async with reading((40, 10)) as reader:
         reader.transcript.show([user("\n\n".join(f"line {number}" for number in range(30)))], "a")
