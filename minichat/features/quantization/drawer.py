@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.events import DescendantBlur, DescendantFocus
+from textual.events import Click, DescendantBlur, DescendantFocus
 from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
@@ -48,6 +48,13 @@ class Figures(Widget):
 
 
 class Schemes(Options):
+    def on_click(self, event: Click) -> None:
+        """A click selects a scheme, and a second one chooses it: a conversion can take minutes."""
+        clicked = event.style.meta.get("option")
+        if clicked is not None and clicked != self.highlighted:
+            event.prevent_default()
+            self.highlighted = clicked
+
     """The available schemes: the current one marked, and why others are unavailable."""
 
     DEFAULT_CSS = """

@@ -141,3 +141,21 @@ async def test_escape_cancels_a_conversion_only_where_the_drawer_says_so(bench: 
         await it.until(lambda: "Esc cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(lambda: backend.quantized == [""])
+
+
+@run
+async def test_a_click_selects_a_scheme_and_a_second_one_chooses_it(bench: Callable[..., Any]) -> None:
+    schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("int8", "", 2_200_000_000))
+    backend = FakeBackend([replace(snapshot(), schemes=schemes)])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "2.20 GB" in it.screen_text())
+        x, y = next(
+            (line.index("int8") + 1, y)
+            for y, line in enumerate(it.screen_text().splitlines())
+            if "2.20 GB" in line
+        )
+        await it.pilot.click(offset=(x, y))
+        assert (it.quantization.schemes.highlighted, backend.quantized) == (1, [])
+        await it.pilot.click(offset=(x, y))
+        await it.until(lambda: backend.quantized == ["int8"])
