@@ -94,6 +94,7 @@ class Composing:
         if self._context.lifecycle.refuses():
             return False
         if not self._may_fail(text, to):
+            self._warned = ""
             return True
         self._before = asyncio.create_task(self._check(text, to), name="check")
         try:
@@ -114,6 +115,7 @@ class Composing:
             return False
         if checked.missing:
             self._context.app.end_notice(self._notice)
+        self._warned = ""
         return True
 
     def _warning(self, files: Sequence[Missing]) -> str:

@@ -286,6 +286,9 @@ async def test_a_mistyped_file_name_is_reported_before_sending(bench: Callable[.
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
+        it.main.prompt.put("sum up @note.txt for me")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices().count(notice) == 2)  # another message was sent since
 
 
 @run
