@@ -1,6 +1,8 @@
 """The prompt: a text area with its usual editing keys, in which Enter sends."""
 
+from asyncio import Event, wait_for
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from rich.segment import Segment
@@ -16,6 +18,7 @@ from minichat.ui.panes.editor import Editor
 from minichat.ui.panes.keybar import Hints, HintsChanged
 from minichat.ui.transcript.glyphs import enterable, skinless
 
+_LISTING = 0.5  # seconds that Tab waits for the entries of a folder
 _COMPLETION = (("Tab", "complete"), ("Up Down", "choose"), ("Esc", "close"))
 
 
@@ -58,6 +61,8 @@ class Prompt(Editor):
         self.refused: Callable[[str], bool] = lambda text: False  # whether it is known not to be sendable
         self._folder: str | None = None  # the folder of the name after the @, and its entries
         self._entries: list[Entry] = []
+        self._listed = Event()  # the entries are known
+        self._listed.set()
         self._recalled, self._back = "", 0  # the recalled text, and from how many messages ago
         self._refused: tuple[int, int] | None = None  # position of the @ whose list the user has closed
         self._send_keys, self._newline_keys = send_keys, newline_keys
@@ -71,7 +76,7 @@ class Prompt(Editor):
 
     async def _on_key(self, event: Key) -> None:
         # Not priority bindings: those overtake characters typed just before.
-        if self._completes(event.key):
+        if await self._completes(event.key):
             pass
         elif event.key in self._send_keys:
             self._send()
@@ -100,8 +105,12 @@ class Prompt(Editor):
 
     # Completion of names after an @
 
-    def _completes(self, key: str) -> bool:
+    async def _completes(self, key: str) -> bool:
         """Handle a key of the completion list. Return whether it was one."""
+        if key == "tab":  # the list may still be on its way
+            self._offer()
+            with suppress(TimeoutError):
+                await wait_for(self._listed.wait(), _LISTING)
         if not self.completion.offers:
             return False
         match key:
@@ -132,7 +141,9 @@ class Prompt(Editor):
         folder = folder_of(found.name) if found and offered else None
         if folder != self._folder:
             self._folder, self._entries = folder, []
+            self._listed.set()
             if folder is not None:
+                self._listed.clear()
                 begin(self, partial(self._look_into, folder), group="completion", exclusive=True)
         self._show(tuple(offers(found.name, self._entries)) if found and offered else ())
 
@@ -151,6 +162,7 @@ class Prompt(Editor):
         found = await in_thread(lambda: entries(folder))
         if folder == self._folder:
             self._entries = found
+            self._listed.set()
             self._offer()
 
     def _take_offer(self) -> bool:

@@ -1,6 +1,7 @@
 """Files in a prompt: named, completed, attached and stored."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from minichat.session.attachments import (
 )
 from minichat.shell.first import First, first_message
 from tests.app.conftest import run
+from tests.app.program.test_key_order import post
 
 
 @pytest.fixture(autouse=True)
@@ -226,6 +228,18 @@ async def test_a_folder_that_hangs_does_not_block_typing(
         await it.until(lambda: "notes.txt" in it.screen_text())
         await it.pilot.press("enter")
         assert it.main.prompt.text == "see @notes.txt "
+
+
+@run
+async def test_tab_waits_for_the_list(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(folder: str) -> list[Entry]:
+        time.sleep(0.1)
+        return entries(folder)
+
+    monkeypatch.setattr("minichat.ui.panes.prompt.entries", slow)
+    async with bench() as it:
+        post(it.app, "see @n", "tab", "please")
+        await it.until(lambda: it.main.prompt.text == "see @notes.txt please")
 
 
 @run
