@@ -150,7 +150,7 @@ class EventLog(Pane):
         known = f"{len(self._entries) - len(self._fresh):,}"
         count = f"{len(self._shown):,} of {known}" if self.pattern else known
         facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
-        right = f"{self.signs.below} {self._back:,} new, End to follow" if self._back else ""
+        right = f"{self.signs.below} {self._back:,} more, End to follow" if self._back else ""
         if not shown:
             empty = "no matches" if self.pattern else "no events yet"
             return [self.heading(*facts), ((f" {empty}", "muted"),)]

@@ -250,7 +250,7 @@ async def test_after_scrolling_up_the_position_is_kept() -> None:
             pane.add(events.Queued(number, 0.0, 1, number))
         await pilot.pause()
         assert lines(pane)[1:] == before
-        assert "7 new, End to follow" in lines(pane)[0]
+        assert "7 more, End to follow" in lines(pane)[0]
         await pilot.press("end")
         assert "of 14 to" in lines(pane)[-1]
         pane.add(events.Queued(16, 0.0, 1, 99))
