@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import Compositor, CompositorUpdate, LayoutUpdate, ReflowResult
-from textual.geometry import Region, Size
+from textual.geometry import Offset, Region, Size, clamp
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
@@ -150,6 +150,15 @@ class FrameScreen(Screen[Result]):
         driver = self.app._driver
         if not (isinstance(driver, TerminalDriver) and driver.behind):
             super()._on_timer_update()
+
+    def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
+        """What is selected at a cell. A selection with the mouse ends in the widget in which it began."""
+        begun = self._select_state.start.content_widget if self._selecting and self._select_state else None
+        if begun is not None and begun.is_attached:
+            area = begun.scrollable_content_region
+            x = clamp(x, area.x, area.right - 1)
+            y = clamp(y, area.y, area.bottom - 1)
+        return super().get_widget_and_offset_at(x, y)
 
 
 def _covers(region: Region, x: int) -> bool:

@@ -121,6 +121,10 @@ class ChatTranscript(Transcript):
         self._read_all()
         super().action_scroll_home()
 
+    def action_select_everything(self) -> None:
+        self._read_all()
+        super().action_select_everything()
+
     def find_next(self, by: int = 1) -> bool:
         found = super().find_next(by)
         self.steps += 1

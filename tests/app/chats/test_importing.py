@@ -73,13 +73,17 @@ async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name
 
 
 @run
-async def test_home_goes_to_the_first_of_many_messages(bench: Callable[..., Any], tmp_path: Path) -> None:
+async def test_home_goes_to_the_first_of_many_messages_and_everything_begins_there(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
     messages = [Message(0, "user", f"message {number}") for number in range(200)]
     (tmp_path / "chat.json").write_text(to_json(Chat(0, "", "long", messages=messages)))
     async with bench() as it:
         await take_in(it, tmp_path / "chat.json")
         await it.until(lambda: "message 199" in it.screen_text())
         it.main.transcript.focus()
+        await it.pilot.press("ctrl+a")
+        assert it.main.get_selected_text() == "\n\n".join(each.text for each in messages)
         await it.pilot.press("home")
         await it.until(lambda: "message 0\n" in "\n".join(map(str.rstrip, it.screen_text().splitlines())))
 

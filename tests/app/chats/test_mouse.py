@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from minichat.features.chats.chats import new
 from minichat.ui.panes.pane import ChatPane
 from tests.app.conftest import run
@@ -29,3 +31,25 @@ async def test_a_click_while_a_chat_opens(bench: Callable[..., Any]) -> None:
         await new(it.app.context)
         it.main._clicked(ChatPane.Clicked(it.app.chats.active))
         assert it.app.focused is it.main.prompt
+
+
+@run
+@pytest.mark.parametrize("size", [(200, 50), (120, 40)])
+async def test_a_selection_that_ends_outside_its_chat_ends_at_its_edge(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size) as it:
+        await it.answered(await it.say("hello"), "one\n\ntwo\n\nthree\n\nfour")
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("other"), "five\n\nsix")
+        await it.pilot.press("alt+1")
+        own = next(each.transcript for each in it.main.panes if each.conversation is it.app.chats.active)
+        lines = it.screen_text().splitlines()
+        y = next(y for y, line in enumerate(lines) if "three" in line)
+        x = own.region.x
+        await it.pilot.mouse_down(offset=(x, y - 2))
+        for to in [(own.region.right - 1, y), (own.region.right + 1, y), (own.region.right + 20, y)]:
+            await it.pilot.hover(offset=to)
+            assert it.main.get_selected_text() == "two\n\nthree"
+        await it.pilot.mouse_up(offset=to)
+        assert (it.main.get_selected_text(), it.app.focused) == ("two\n\nthree", own)
