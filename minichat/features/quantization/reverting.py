@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.api.events import Died, Event, Restarting
 from engine.api.snapshot import Snapshot
-from minichat.clients.protocol import LinkBack
+from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.features.feature import Context
 
 _WITHOUT_ENGINE = ("dead", "restarting")  # states
@@ -22,7 +22,7 @@ class Reverting:
         context.signals.events.connect(self._note)
 
     def _note(self, events: Sequence[Event]) -> None:
-        if any(isinstance(each, Died | Restarting) or _restarted(each) for each in events):
+        if any(isinstance(each, Died | Restarting) or _replaced(each) for each in events):
             self._lost = self._lost or self._latest
 
     def _see(self, snapshot: Snapshot) -> None:
@@ -44,8 +44,12 @@ class Reverting:
         return changes
 
 
-def _restarted(event: Event) -> bool:
-    return isinstance(event, LinkBack) and event.restarted
+def _replaced(event: Event) -> bool:
+    """Whether another engine answers after it."""
+    match event:
+        case LinkBack(restarted=replaced) | LinkLost(ended=replaced):
+            return replaced
+    return False
 
 
 def _forms(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:

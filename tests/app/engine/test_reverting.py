@@ -9,7 +9,7 @@ import pytest
 from engine.api.events import Died, Event, Quantized, Restarting
 from engine.api.snapshot import Change
 from minichat.clients.fake import FakeBackend
-from minichat.clients.protocol import LinkBack
+from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.features.leaving import RESTART
 from tests.app.conftest import run, snapshot
 
@@ -18,6 +18,7 @@ RESTARTS = [
     Died(7, 1.0, "out of memory"),
     Restarting(7, 1.0, "out of memory", 1.0),
     LinkBack(0, 1.0, 2.0, True),
+    LinkLost(0, 1.0, "the engine was killed", ended=True),  # F5 starts another
 ]
 
 
