@@ -43,13 +43,19 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colors: str | None) -> st
         _device(snapshot),
         f"{size(memory)} of memory" if memory else "",
         _COLORS.get(colors or "", "no colors"),
-        f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
+        f"clipboard {_clipboard(terminal)}",
     ]
     room = snapshot.tokens_in(snapshot.usable_blocks)
     model = f"{snapshot.model} is running" + (
         f" in {count} replicas" if (count := len(snapshot.replicas)) else ""
     )
     return f"Found {', '.join(filter(None, parts))}. {model}, with room for {room:,} tokens."
+
+
+def _clipboard(terminal: Terminal) -> str:
+    if terminal.console:
+        return "in a file"
+    return f"through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}"
 
 
 def _device(snapshot: Snapshot) -> str:

@@ -22,6 +22,8 @@ _OUTSIDE = {  # notes for a multiplexer on the other side of SSH
 async def send(text: str, file: Path, write: Callable[[str], None], terminal: Terminal) -> str:
     """Copy the text to the clipboard; return a message for the user."""
     error = _keep(text, file)
+    if terminal.console:
+        return f"The Linux console has no clipboard{error or f'. Copied to {file}'}"
     encoded = base64.b64encode(text.encode()).decode()
     most = SHORT if terminal.outside == "screen" else MOST
     notice = f"Too long for the clipboard ({len(text):,} characters; the limit is {most * 3 // 4:,} bytes)"

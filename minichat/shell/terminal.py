@@ -21,6 +21,7 @@ class Terminal:
     unicode: bool
     screen: bool = False  # GNU screen
     mono: bool = False  # it shows no colors
+    console: bool = False  # that of Linux, which has no clipboard
     outside: str = ""  # "tmux" or "screen" from TERM, running on the client side of an SSH connection
 
     @classmethod
@@ -34,6 +35,7 @@ class Terminal:
             unicode=encoding.replace("-", "") == "utf8" and term != "linux",  # its fonts have few characters
             screen=here[1],
             mono=_mono(term),
+            console=term == "linux",
             outside="" if any(here) else named,
         )
 

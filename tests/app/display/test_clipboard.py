@@ -143,6 +143,14 @@ def test_the_outer_gnu_screen_over_ssh_gets_no_text(inside: Inside, length: int)
     assert (b"Too long for the clipboard" in received) is (length == 5_000)
 
 
+def test_a_console_has_no_clipboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "linux")
+    file, written = tmp_path / "clipboard", list[str]()
+    notice = asyncio.run(clipboard.send("good", file, written.append, Terminal.found()))
+    assert notice == f"The Linux console has no clipboard. Copied to {file}"
+    assert (file.read_text(), written) == ("good", [])
+
+
 def test_a_file_that_cannot_be_written_does_not_keep_text_from_the_clipboard(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     file, written, here = tmp_path / "taken" / "clipboard", [], Terminal(ssh=False, tmux=False, unicode=True)
