@@ -41,6 +41,7 @@ from minichat.session.services import ChatServices
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.shell import clipboard
+from minichat.shell.background import begin
 from minichat.shell.key_order import KeyOrder
 from minichat.shell.keys import Keys
 from minichat.shell.output import TerminalDriver
@@ -104,22 +105,15 @@ class MinichatApp(Notices, inherit_bindings=False):
         self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.main = MainScreen(self.chats, signs, self.owner_colors, self.error_boundary.guarded)
+        changed = self.main.signals.presets
         self.presets = SavedPresets(
-            self.paths.presets,
-            changed=self.main.signals.presets,
-            notify=self.notify,
-            report_all=self._report_all,
+            self.paths.presets, changed=changed, notify=self.notify, report_all=self._report_all
         )
         self.main.context = self.context = self._context_of(found)
         self._load_css(found)
         self.main.signals.chat_changed.connect(lambda: self.call_next(self.follow_others))  # once laid out
-        self.poller = SnapshotPoller(
-            backend,
-            self.main.show_snapshot,
-            lambda: self.lifecycle.alive,
-            rates.ssh_monitor if ssh else rates.monitor,
-            self.main.show_late,
-        )
+        show, rate = self.main.show_snapshot, rates.ssh_monitor if ssh else rates.monitor
+        self.poller = SnapshotPoller(backend, show, lambda: self.lifecycle.alive, rate, self.main.show_late)
 
     def _context_of(self, features: tuple[Feature, ...]) -> Context:
         """Return what the features of this screen work with."""
@@ -334,9 +328,15 @@ class MinichatApp(Notices, inherit_bindings=False):
 
     async def send_to_clipboard(self, text: str) -> None:
         driver = self._driver
+        self._clipboard = text
         write = driver.write if driver else lambda _: None
         notice = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
         self.notify(notice)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Called for text that a field cuts."""
+        self._clipboard = text
+        begin(self, partial(self.send_to_clipboard, text))
 
     async def action_command(self, id: str) -> None:
         """Run the command that a key is bound to."""

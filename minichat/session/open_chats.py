@@ -93,9 +93,11 @@ class OpenChats:
         """Add an empty chat at the end."""
         return self._add(self._made(), len(self._all))
 
-    def fork(self, message_id: int) -> Conversation:
-        """Fork the active chat at the message, beside it."""
-        return self._add(self.services.store.fork(self.active.chat.id, message_id), self.index + 1)
+    def fork(self, message_id: int, source: Conversation | None = None) -> Conversation:
+        """Fork a chat, by default the active one, at the message, beside it."""
+        source = source or self.active
+        fork = self.services.store.fork(source.chat.id, message_id)
+        return self._add(fork, self._all.index(source) + 1)
 
     def spread(self, conversation: Conversation, others: list[Message]) -> None:
         """Add forks of a chat, each ending with another sample."""

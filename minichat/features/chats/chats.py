@@ -23,7 +23,7 @@ async def new(context: Context) -> None:
 
 
 async def fork(context: Context, message: Message | None = None) -> None:
-    source = context.chats.active
+    source = context.chats.active if message else meant(context)
     messages = source.chat.messages
     if not messages:
         context.app.notify("There is no message to fork from yet", severity="warning")
@@ -31,7 +31,7 @@ async def fork(context: Context, message: Message | None = None) -> None:
     context.workspace.keep_draft()
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
-    child = context.chats.fork(message_id)
+    child = context.chats.fork(message_id, source)
     context.workspace.follow_chat(child)
     if running:  # otherwise the reply has ended
         join(child, source)
@@ -145,29 +145,29 @@ def rename(context: Context) -> None:
 
 
 def instruct(context: Context) -> None:
-    active, key = context.chats.active, context.keys.name("chat.system")
+    instructed, key = meant(context), context.keys.name("chat.system")
     left = f"What you typed is not used. {key} shows it again"
     context.app.end_notice(left)
 
     def keep() -> None:
-        active.chat.typed_system = asked.text if asked.holds_work() else None
+        instructed.chat.typed_system = asked.text if asked.holds_work() else None
         context.workspace.keep_drafts(soon=True)
 
     def take(text: str | None) -> None:
         keep()
         if text is not None:
-            active.chat.typed_system = None
+            instructed.chat.typed_system = None
             with context.program.reporting_errors():
-                active.instruct(text.strip())
+                instructed.instruct(text.strip())
         context.workspace.keep_drafts()
-        if active.chat.typed_system is not None:
+        if instructed.chat.typed_system is not None:
             context.app.notify(left)
 
-    typed = active.chat.typed_system
+    typed = instructed.chat.typed_system
     when = "applies from the next reply" if typed is None else "typed, not used yet; ^Z: the one in use"
     if context.lifecycle.alive and not context.program.backend.has_template:
         when = "no effect: this model has no chat template"
-    asked = AskScreen(f"System prompt ({when})", active.chat.system, lines=True, typed=typed, keep=keep)
+    asked = AskScreen(f"System prompt ({when})", instructed.chat.system, lines=True, typed=typed, keep=keep)
     context.app.push_screen(asked, take)
 
 

@@ -223,6 +223,7 @@ OVERVIEW = Feature(
                 ("Up Down Enter", "select a chat and go to it"),
                 ("{overview.pin}", "pin or unpin it"),
                 ("{chat.rename chat.close chat.delete}", "rename, close or delete it"),
+                ("{chat.fork chat.system}", "fork it; its system prompt"),
             ),
         ),
     ),

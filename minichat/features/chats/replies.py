@@ -95,6 +95,7 @@ REPLIES = Feature(
             (
                 ("Up Down", "recall sent messages (empty prompt)"),
                 ("F7  ^Z  ^Y", "select all; undo; redo"),
+                ("^X  ^V", "cut; paste what was cut"),
                 ("PgUp PgDn", "scroll the chat"),
                 ("End", "follow the end of the chat"),
                 ("@", "attach a file; Tab completes its path"),

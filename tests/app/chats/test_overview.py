@@ -295,3 +295,18 @@ async def test_keys_for_this_chat_are_for_the_selected_one(bench: Callable[..., 
         await it.pilot.press("escape", "alt+w")
         await it.until(lambda: titles(it) == [""])
         assert it.main.prompt.has_focus
+
+
+@run
+async def test_the_selected_chat_is_forked_and_instructed(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.answered(await it.say("hello"))
+        await open_chats(it, "second", "third")
+        await it.pilot.press("alt+g", "up", "up", "alt+s")
+        await it.until(lambda: it.app.screen is not it.main)
+        await it.pilot.press(*"short", "ctrl+s")
+        await it.until(lambda: [each.chat.system for each in it.app.chats] == ["short", "", ""])
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(titles(it)) == 4)
+        assert [each.chat.system for each in it.app.chats] == ["short", "short", "", ""]
+        assert it.app.chats.index == 1

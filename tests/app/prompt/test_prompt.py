@@ -131,3 +131,20 @@ async def test_a_long_paste_is_undone_and_redone(bench: Callable[..., Any]) -> N
         assert it.main.prompt.cursor_location == (30, 0)
         await it.pilot.press("ctrl+z", "ctrl+z")
         await it.until(lambda: it.main.prompt.text == "")
+
+
+@run
+async def test_text_that_is_cut_or_copied_is_pasted_and_is_in_the_clipboard(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        for key, left in (("ctrl+x", ""), ("ctrl+c", "some text")):
+            it.main.prompt.put("some text")
+            await it.pilot.press("f7", key)
+            assert it.main.prompt.text == left
+            await it.until(lambda: it.app.paths.clipboard.exists())
+            await it.until(lambda: it.app.paths.clipboard.read_text() == "some text")
+            it.app.paths.clipboard.unlink()
+            it.main.prompt.put("")
+            await it.pilot.press("ctrl+v", "ctrl+v")
+            assert it.main.prompt.text == "some textsome text"
