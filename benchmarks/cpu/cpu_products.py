@@ -60,7 +60,7 @@ def run(
         if "norms" in only:
             norms(bench, given, loops)
     if "compiled" in only:  # with the weights of the last type, in bfloat16
-        if problem := build.why_not(build.PRODUCTS[16]):
+        if problem := build.why_not(build.products(16)):
             print(f"no compiled products: {problem}", file=sys.stderr)
         else:
             compiled(bench, weights, given, loops)
@@ -75,6 +75,8 @@ def products(bench: Bench, weights: Sequence[Tensor], given: Sequence[Tensor], l
         ways["packed"] = apply, [PackedLinear(weight, None) for weight in weights]
     if weights[0].dtype is torch.bfloat16:
         ways["converted to float32"] = many_rows.in_float32, weights
+        if build.why_not(build.products(16)) is None:
+            ways["compiled"] = apply, [bfloat16_panels(weight, None) for weight in weights]
     for x in given:
         label = f"{name_of(x.dtype)}, {len(x)} rows"
         calls = {f"{way}, {label}": looped(call, used, x, loops) for way, (call, used) in ways.items()}

@@ -16,8 +16,7 @@ MEANINGS = {
     "presence_penalty": "Above 0, tokens already in the reply become less likely.",
     "frequency_penalty": "Above 0, a token becomes less likely each time it occurs in the reply.",
     "logit_bias": "Pairs of a token id and a bias for its logit, from -100 to 100.",
-    "seed": "The same seed gives the same reply, except at near ties on a GPU, and in bfloat16 on a CPU with "
-    "AVX2 only; if unset, the engine chooses one.",
+    "seed": "Same seed, same reply (on a GPU except at near ties); if unset, the engine chooses one.",
     "stop": "Texts that end the reply.",
     "stop_ids": "Token ids that end the reply.",
     "min_tokens": "Minimum length of the reply in tokens.",

@@ -1,4 +1,4 @@
-"""Products of many rows on a CPU without instructions for bfloat16, such as AMD's Zen 2 and Zen 3.
+"""Products of many rows on a CPU without instructions for bfloat16, where no compiled product has the weight.
 
 Torch multiplies bfloat16 there without vector instructions. Converting the weight to float32 for each product
 is 5 to 8 times as fast for a prompt (docs/cpu-products.md), and no copy of the weight is kept.

@@ -14,7 +14,8 @@ from engine.kernels.cpu.compiled import build
 def uncached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder for compiled kernels, and a CPU that seems to have the instructions."""
     monkeypatch.setenv(build.FOLDER, str(tmp_path / "kernels"))
-    monkeypatch.setattr(build, "_missing", lambda source: [])
+    flags = {each for source in (*build.PRODUCTS.values(), build.PRODUCTS_AVX2) for each in source.needed}
+    monkeypatch.setattr(build, "instructions", lambda: frozenset(flags))
     build.kernels.cache_clear()
     yield tmp_path
     build.kernels.cache_clear()
@@ -61,6 +62,21 @@ def test_a_kernel_is_compiled_once(uncached: Path, monkeypatch: pytest.MonkeyPat
     first = build.library(build.PRODUCTS[16])
     assert first.read_bytes() == b"a library" and len(runs) == 3
     assert build.library(build.PRODUCTS[4]) != first and len(runs) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        ("avx2 fma", "products_avx2.c"),
+        ("avx2", "products.c"),
+        ("avx2 fma avx512f", "products.c"),  # torch has a kernel there
+    ],
+)
+def test_a_cpu_without_avx512_has_its_own_products(
+    flags: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "instructions", lambda: frozenset(flags.split()))
+    assert [build.products(bits).file for bits in (4, 8, 16)] == ["products.c", "products.c", file]
 
 
 @pytest.mark.parametrize("changed", ["rows.c", "vectors.h"])

@@ -29,7 +29,7 @@ def rows_of(rows: int, inputs: int, seed: int = 0) -> Tensor:
 
 
 def made(bits: int, outputs: int, inputs: int, bias: Tensor | None = None, group: int = 64) -> Made:
-    if (problem := build.why_not(build.PRODUCTS[bits])) is not None:
+    if (problem := build.why_not(build.products(bits))) is not None:
         pytest.skip(problem)
     weight = weight_of(outputs, inputs)
     if bits == 16:

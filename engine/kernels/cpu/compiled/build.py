@@ -51,6 +51,14 @@ PRODUCTS = {
     8: CFile("products.c", (*_VECTORS, "avx512_vnni"), 8),
     16: CFile("products.c", (*_VECTORS, "avx512_bf16"), 16),
 }
+PRODUCTS_AVX2 = CFile("products_avx2.c", ("avx2", "fma"), 16)
+
+
+def products(bits: int) -> CFile:
+    """The products with a weight of so many bits. In bfloat16 a CPU without AVX-512 has its own."""
+    without = "avx512f" not in instructions()
+    return PRODUCTS_AVX2 if bits == 16 and without and not _missing(PRODUCTS_AVX2) else PRODUCTS[bits]
+
 
 _gate = threading.Lock()  # held while a kernel is compiled
 
@@ -89,7 +97,7 @@ def library(source: CFile) -> Path:
 
 def prepare() -> None:
     """Compile what a model in bfloat16 needs, if this CPU can run it. `kernels` reports why it fails."""
-    for source in (PRODUCTS[16], ROWS, ATTENTION):
+    for source in (products(16), ROWS, ATTENTION):
         if not _missing(source):
             with suppress(OSError):
                 library(source)

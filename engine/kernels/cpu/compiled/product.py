@@ -25,7 +25,7 @@ def why_not(bits: int, dtype: torch.dtype) -> str | None:
         return f"the kernels take bfloat16, not {dtype}"
     if bits != 4 and has_amx():
         return "this CPU has AMX, which torch's products use"
-    return build.why_not(build.PRODUCTS[bits])
+    return build.why_not(build.products(bits))
 
 
 @cache
@@ -35,7 +35,7 @@ def has_amx() -> bool:
 
 @cache
 def _kernel(bits: int) -> Callable[[int, int, int, int, int], int]:
-    found = build.kernels(build.PRODUCTS[bits]).product
+    found = build.kernels(build.products(bits)).product
     found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
     return found
 
