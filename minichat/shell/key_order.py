@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,16 @@ class KeyOrder:
     lines before the first frame come from a paste and stay together.
     """
 
-    TIMEOUT = 1.0  # seconds: a removed widget may drop the callback
+    # A removed widget may drop the callback, so a key waits for a second at most. It is counted in parts:
+    # after a stall of the whole program one part is over, and the callbacks that waited with it come first.
+    PARTS, PART = 10, 0.1  # seconds
 
     def __init__(self, app: App[object]) -> None:
         self._app = app
         self._waiting: deque[Key | Paste] = deque()
         self._held = self._blind = True  # until the screen accepts keys
         self._timeout: asyncio.TimerHandle | None = None
+        self._turn = 0  # of the event that others wait for; callbacks of earlier ones may come late
         pasting.install()
 
     def waits(self, event: Key | Paste) -> bool:
@@ -56,12 +60,20 @@ class KeyOrder:
         """Hold later events until a callback has passed through these queues."""
         if path:
             self._held = True
-            self._timeout = asyncio.get_running_loop().call_later(self.TIMEOUT, self._release_soon)
-            self._pass(list(path), self.settle)
+            self._turn += 1
+            self._count(self.PARTS)
+            self._pass(list(path), partial(self.settle, self._turn))
 
-    def settle(self) -> None:
+    def _count(self, left: int) -> None:
+        """Let other events go on when the parts are over."""
+        if left:
+            self._timeout = asyncio.get_running_loop().call_later(self.PART, self._count, left - 1)
+        else:
+            self._release_soon(self._turn)
+
+    def settle(self, turn: int = 0) -> None:
         """Also wait for the app's queue: the key may have opened a screen, which then takes the focus."""
-        self._pass([self._app.screen, self._app], self._release_soon)
+        self._pass([self._app.screen, self._app], partial(self._release_soon, turn))
 
     def _pass(self, path: list[MessagePump], then: Callable[[], None]) -> None:
         while path:
@@ -69,10 +81,12 @@ class KeyOrder:
                 return
         then()
 
-    def _release_soon(self) -> None:
-        self._app.call_later(self._release)
+    def _release_soon(self, turn: int) -> None:
+        self._app.call_later(self._release, turn)
 
-    async def _release(self) -> None:
+    async def _release(self, turn: int) -> None:
+        if turn != self._turn:
+            return
         if self._timeout is not None:
             self._timeout.cancel()
         if self._blind:

@@ -133,10 +133,10 @@ class MainScreen(FrameScreen[None]):
         self._into_prompt(event, event.text)
 
     def _into_prompt(self, event: Key | Paste, text: str) -> None:
-        if self.focused is not self.prompt:  # which has taken it
-            event.stop()
-            self.prompt.focus()
-            self.prompt.insert(text)
+        """The prompt may have the focus by now, but has not seen it: what it takes itself ends there."""
+        event.stop()
+        self.prompt.focus()
+        self.prompt.insert(text)
 
     def _arranged(self) -> None:
         """Lay out again: a panel was opened or closed."""
@@ -233,7 +233,7 @@ class MainScreen(FrameScreen[None]):
 
     def _show_facts(self, snapshot: Snapshot) -> None:
         for each in self.chats:
-            each.reading.context = snapshot.max_context
+            each.reading.context, each.reading.bound = snapshot.max_context, snapshot.context_bound
         self.keybar.lack = self.engine.lack
         self.keybar.work = labels.work(len(self.chats.streaming), snapshot)
         facts = labels.facts(snapshot)

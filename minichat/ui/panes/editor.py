@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from textual.document._edit import Edit
 from textual.document._wrapped_document import WrappedDocument
+from textual.events import Paste
 from textual.widgets import TextArea
 from textual.widgets.text_area import Selection
 
@@ -26,6 +27,10 @@ class Editor(TextArea):
     def _set_document(self, text: str, language: str | None) -> None:
         super()._set_document(text, language)
         self.wrapped_document.__class__ = _Wrapped
+
+    async def _on_paste(self, event: Paste) -> None:
+        """Keep it from the screen, which types what nothing takes into the prompt."""
+        event.stop()
 
     def _undo_batch(self, edits: Sequence[Edit]) -> None:
         self.selection = Selection.cursor((0, 0))

@@ -1,5 +1,6 @@
 """Keys that arrive faster than they are handled: each acts where the keys before it moved the focus."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,8 @@ async def test_a_widget_that_disappears_does_not_block_the_queue(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        monkeypatch.setattr(KeyOrder, "TIMEOUT", 0.05)
-        monkeypatch.setattr(KeyOrder, "settle", lambda _: None)  # the confirmation is lost
+        monkeypatch.setattr(KeyOrder, "PART", 0.005)
+        monkeypatch.setattr(KeyOrder, "settle", lambda *_: None)  # the confirmation is lost
         typed(it, "escape", "still", "escape", "here")
         await it.until(lambda: it.main.prompt.text == "stillhere")
 
@@ -111,3 +112,51 @@ async def test_several_lines_before_the_first_frame_are_one_message(
     async with bench() as it:
         await it.until(lambda: it.main.prompt.text == "def f():\n\treturn 1\n\nf()")
         assert not it.replies and it.app.chats.index == 1
+
+
+@run
+async def test_what_a_part_has_no_use_for_is_typed_though_the_prompt_has_the_focus_by_now(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        knobs = it.app.focused
+        typed(it, "escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        for event in (Key("T", "T"), Paste("ell"), Key("!", "!")):
+            knobs._forward_event(event)
+        await it.until(lambda: it.main.prompt.text == "Tell!")
+        it.app.post_message(Paste("once"))
+        await it.until(lambda: it.main.prompt.text.startswith("Tell!once"))
+        await it.pilot.pause()
+        assert it.main.prompt.text == "Tell!once"
+
+
+@run
+async def test_a_stall_of_the_loop_does_not_release_keys(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        monkeypatch.setattr(KeyOrder, "settle", lambda *_: None)
+        typed(it, "escape", "x")
+        await it.until(lambda: it.app._key_order._waiting)
+        time.sleep(1.5)
+        await it.pilot.pause(0.2)
+        assert it.main.prompt.text == "", "the callbacks have had no time"
+        await it.until(lambda: it.main.prompt.text == "x")
+
+
+@run
+async def test_a_late_callback_does_not_release_the_keys_after_another(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        late = list[int]()
+        monkeypatch.setattr(KeyOrder, "settle", lambda _, turn: late.append(turn))
+        typed(it, "escape", "x", "escape", "y")
+        await it.until(lambda: it.main.prompt.text == "x" and len(late) == 2)
+        it.app._key_order._release_soon(late[0])
+        await it.pilot.pause(0.2)
+        assert it.main.prompt.text == "x"
+        it.app._key_order._release_soon(late[1])
+        await it.until(lambda: it.main.prompt.text == "xy")
