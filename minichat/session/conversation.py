@@ -90,12 +90,12 @@ class Conversation:
         self._answer(Message(0, "user", text, attachments=attachments), instead_of=edited, title=title)
 
     def retry(self, message_id: int | None = None) -> bool:
-        """Regenerate the last reply, or the given one and remove what follows."""
-        replies = [message for message in self.chat.messages if message.role == "assistant"]
-        found = [message for message in replies if message_id in (None, message.id)]
-        if self.streaming or not found:
+        """Regenerate the last or given reply and remove what follows. Answer a last message that has none."""
+        replies = [message.id for message in self.chat.messages if message.role == "assistant"]
+        wanted, unanswered = message_id or self.newest, message_id is None and self.newest not in replies
+        if self.streaming or not wanted or not (unanswered or wanted in replies):
             return False
-        self._answer(instead_of=found[-1].id)
+        self._answer(instead_of=None if unanswered else wanted)
         return True
 
     def edit(self, message_id: int | None = None) -> str | None:
@@ -280,8 +280,7 @@ class Conversation:
         self._run(added[-1], self._submit)
 
     def _run(self, message: Message, begin: Begin) -> None:
-        now = self.services.clock()
-        new = self.services.defaults
+        now, new = self.services.clock(), self.services.defaults
         self.run = RunningReply(message, now, saved=now, adapter=self.chat.adapter, new=new)
         self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
         self.services.changed(self)
@@ -290,6 +289,7 @@ class Conversation:
         run.stays = bool(self.services.backend.elsewhere)
         reply, prompt, parts = await self.reading.submit(params, tag_of(run.message), run.adapter)
         run.leave_out(self.reading.left_out)
+        run.bound = self.reading.bound
         self.trace(run, run.new_trace(reply, prompt, parts))
         return reply
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.api.errors import BadParams, EngineError, RequestTooLong
+from engine.api.errors import FULL, BadParams, ContextBound, EngineError, RequestTooLong
 from engine.api.events import Delta
 from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
@@ -114,6 +114,7 @@ class RunningReply:
     reached: int = 0  # and if its longest row has no more tokens than before
     loaded: tuple[int, str, float] = (0, "", 0.0)  # prompt tokens that a tier had, the tier, seconds saved
     saved: float = 0.0
+    bound: ContextBound = "model"  # of the context
     stopping: bool = False
     reason: str = ""  # why it was stopped, unless the user did it
     refused: str = ""  # what the engine refused, as in `Message`
@@ -282,7 +283,7 @@ class RunningReply:
         if finish is not Finish.LENGTH:
             return self.reason
         most = self.sent.max_tokens
-        return "the context is full" if most is None else f"max tokens ({most}) reached"
+        return FULL[self.bound] if most is None else f"max tokens ({most}) reached"
 
     def go_on(self, past: Past, now: float) -> None:
         """Continue a reply that an earlier screen started."""

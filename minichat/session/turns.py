@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.api.errors import RequestTooLong
+from engine.api.errors import ContextBound, RequestTooLong
 from engine.api.params import SamplingParams
 from minichat.chats.model import TOO_LONG, Chat, Message
 from minichat.chats.store import Store
@@ -39,6 +39,7 @@ class Reading:
         self._chat, self._services = chat, services
         self.left_out = 0  # messages at the start
         self.context = 0  # tokens of the model's context; 0: unknown
+        self.bound: ContextBound = "model"  # what limits them
         self.full = False  # the last reply was cut off because the context is full
 
     def reset(self) -> bool:
@@ -81,7 +82,8 @@ class Reading:
             else:
                 if self.left_out > before:
                     self._services.report(
-                        f"{self._chat.letter.upper()} is longer than the context: "
+                        f"{self._chat.letter.upper()} is longer than "
+                        f"{'the KV cache' if self.bound == 'blocks' else 'the context'}: "
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )
                 return reply, prompt, parts

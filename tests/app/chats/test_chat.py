@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from engine.api.events import Delta
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
+from minichat.clients.fake import FakeBackend
 from minichat.features.chats import chats
 from minichat.ui.main import MainScreen
 from minichat.ui.transcript import Transcript
-from tests.app.conftest import run
+from tests.app.conftest import run, snapshot
 
 
 @run
@@ -44,6 +46,23 @@ async def test_a_truncated_reply_shows_why(bench: Callable[..., Any], most: int 
         reply.end(Finish.LENGTH)
         await it.until(lambda: why in it.screen_text())
         assert it.texts()[-1][1:] == ("There once was a peacock called", "stopped")
+
+
+@run
+async def test_a_small_cache_is_not_taken_for_the_models_context(bench: Callable[..., Any]) -> None:
+    small = replace(snapshot(), max_context=40, context_bound="blocks")
+    async with bench(backend=FakeBackend([small])) as it:
+        it.main.show_snapshot(small)
+        for number in range(3):
+            reply = await it.say(f"message {number}")
+            reply.say("many words")
+            reply.end(Finish.LENGTH)
+            await it.until(lambda: not it.app.chats.streaming)
+        assert it.texts()[-1][2] == "stopped"
+        assert "stopped: the KV cache is full; give it more blocks" in it.screen_text()
+        assert any(
+            each.startswith("A is longer than the KV cache: it no longer sees") for each in it.notices()
+        )
 
 
 @run

@@ -237,3 +237,17 @@ async def test_what_was_switched_back_from_is_there_after_a_restart(bench: Calla
         assert it.texts() == long
         await it.command("reply.earlier")
         assert it.texts() == short
+
+
+@run
+async def test_a_last_message_without_a_reply_gets_one(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "a good reply")
+        await it.answered(await it.say("more"), "another")
+        fork = it.app.chats.fork(it.app.chats.active.chat.messages[2].id)
+        it.main.follow_chat(fork)
+        await it.until(lambda: it.texts() == [*_GOOD, ("user", "more", "done")])
+        await it.answered(await _regenerate(it), "a reply at last")
+        said = [*_GOOD, ("user", "more", "done"), ("assistant", "a reply at last", "done")]
+        await it.until(lambda: it.texts() == said)
+        assert [each["content"] for each in it.replies[-1].prompt] == ["hello", "a good reply", "more"]
