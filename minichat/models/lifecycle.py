@@ -21,6 +21,7 @@ from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter
 from minichat.models.welcome import found_here
 from minichat.program import Program
+from minichat.shell.again import code_changed
 from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 from minichat.start import Blame
@@ -210,12 +211,12 @@ class EngineLifecycle:
     def again(self) -> bool:
         """Restart a lost engine in place. Return False if the program must be restarted.
 
-        That is the case if it did not help, no engine is lost, or the engine's settings were edited.
+        That is the case if it did not help, no engine is lost, or the engine's settings or code were edited.
         """
         if self.program.backend.elsewhere and not self.ready.is_set():
             self.program.app.notify("Already reconnecting")
             return True
-        if self.trouble and self.program.start.edited():
+        if self.trouble and (self.program.start.edited() or code_changed()):
             return False
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return False

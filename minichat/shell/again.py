@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import termios
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ _RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
 TYPED = "MINICHAT_TYPED"  # likewise: what was typed for the options that the restart has changed
 _TERMINAL = "MINICHAT_TERMINAL"  # likewise: the modes of the terminal before it held keys
 _PLACES = ("url",)  # positional arguments
+_BEGAN = time.time()
 
 
 def typed(options: argparse.Namespace) -> argparse.Namespace:
@@ -42,6 +44,15 @@ def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
         values = value if isinstance(value, list) else [value]
         words += [option] if value is True else [f"{option}={each}" for each in values]
     return [*words, *(["--", *places] if places else [])]
+
+
+def code_changed(since: float = _BEGAN) -> bool:
+    """Whether code of this program was saved after its start: perhaps an extension that has failed."""
+    for file in filter(None, (getattr(each, "__file__", None) for each in list(sys.modules.values()))):
+        with suppress(OSError):
+            if os.stat(file).st_mtime > since:
+                return True
+    return False
 
 
 def announce() -> None:

@@ -1,7 +1,10 @@
 """A value of [engine] that the engine refuses: the screen names its line, and F5 reads the file again."""
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,3 +88,25 @@ async def test_f5_restarts_the_program_once_the_engines_settings_are_edited(
             await it.until(lambda: it.app.return_code == RESTART)
         else:
             await it.until(lambda: "F5 restarts the program" in it.screen_text())
+
+
+@run
+async def test_f5_restarts_the_program_once_code_was_edited(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place, the engine would run what was imported before."""
+    file = tmp_path / "own_policy.py"
+    file.write_text("def rank(): raise ValueError\n")
+    monkeypatch.setitem(sys.modules, "own_policy", SimpleNamespace(__file__=str(file)))
+    os.utime(file, (1, 1))
+    async with bench((160, 24)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.app.lifecycle.stopped("ValueError")
+        await it.until(lambda: "F5 restarts the engine" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.lifecycle.alive)
+        assert it.app.return_code is None
+        it.app.lifecycle.stopped("ValueError")
+        file.write_text("def rank(): return 0\n")
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.return_code == RESTART)
