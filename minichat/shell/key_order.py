@@ -29,9 +29,9 @@ class KeyOrder:
     lines before the first frame come from a paste and stay together.
     """
 
-    # A removed widget may drop the callback, so a key waits for a second at most. It is counted in parts:
-    # after a stall of the whole program one part is over, and the callbacks that waited with it come first.
-    PARTS, PART = 10, 0.1  # seconds
+    # A removed widget may drop the callback, so a key waits for three seconds at most. They are in parts,
+    # one in a turn of the loop: a callback needs some ten turns, however long they take on a busy machine.
+    PARTS, PART = 30, 0.1  # seconds
 
     def __init__(self, app: App[object]) -> None:
         self._app = app
