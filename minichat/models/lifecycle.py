@@ -21,7 +21,7 @@ from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter
 from minichat.models.welcome import found_here
 from minichat.program import Program
-from minichat.shell.again import code_changed
+from minichat.shell.again import code
 from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 from minichat.start import Blame
@@ -43,6 +43,7 @@ class EngineLifecycle:
         self._tried_again = self._restarting = self._stopping = False
         self._failed: Exception | None = None  # why it could not be loaded
         self._replacement = ""  # the command that starts another engine elsewhere
+        self._code = dict[str, float]()  # when the files were saved that ran as the engine was lost
         self._answers = False  # an engine elsewhere still runs, but cannot be used
         self._refused = ""  # the last notice of a refusal
 
@@ -211,12 +212,12 @@ class EngineLifecycle:
     def again(self) -> bool:
         """Restart a lost engine in place. Return False if the program must be restarted.
 
-        That is the case if it did not help, no engine is lost, or the engine's settings or code were edited.
+        That is the case if it did not help, no engine is lost, or its settings or its code were edited since.
         """
         if self.program.backend.elsewhere and not self.ready.is_set():
             self.program.app.notify("Already reconnecting")
             return True
-        if self.trouble and (self.program.start.edited() or code_changed()):
+        if self.trouble and (self.program.start.edited() or not self._code.items() <= code().items()):
             return False
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return False
@@ -243,7 +244,7 @@ class EngineLifecycle:
 
         `replacement`: the command that starts another one, if this screen cannot.
         """
-        self.trouble, self._replacement = reason, replacement
+        self.trouble, self._replacement, self._code = reason, replacement, code()
         self._failed, self._answers = error, answers or isinstance(error, BadWire)
         self._restarting = self._stopping = False
         self._say_loss()

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import termios
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,6 @@ _RESTARTED = "MINICHAT_RESTARTED"  # set for the new program
 TYPED = "MINICHAT_TYPED"  # likewise: what was typed for the options that the restart has changed
 _TERMINAL = "MINICHAT_TERMINAL"  # likewise: the modes of the terminal before it held keys
 _PLACES = ("url",)  # positional arguments
-_BEGAN = time.time()
 
 
 def typed(options: argparse.Namespace) -> argparse.Namespace:
@@ -46,13 +44,13 @@ def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
     return [*words, *(["--", *places] if places else [])]
 
 
-def code_changed(since: float = _BEGAN) -> bool:
-    """Whether code of this program was saved after its start: perhaps an extension that has failed."""
+def code() -> dict[str, float]:
+    """When the files of this program, and of its extensions, were saved."""
+    times = dict[str, float]()
     for file in filter(None, (getattr(each, "__file__", None) for each in list(sys.modules.values()))):
         with suppress(OSError):
-            if os.stat(file).st_mtime > since:
-                return True
-    return False
+            times[file] = os.stat(file).st_mtime
+    return times
 
 
 def announce() -> None:
