@@ -69,12 +69,12 @@ def _from_outside(name: str) -> type[Policy]:
 
 @register
 class FcfsPolicy:
-    """First come, first served."""
+    """First come, first served. The rows of a search came with it, though their numbers are later."""
 
     name: ClassVar[str] = "fcfs"
 
     def rank(self, request: Request) -> Rank:
-        return (request.id,)
+        return (request.arrived, request.id)
 
 
 @register

@@ -87,3 +87,31 @@ def test_the_target_is_an_option_and_a_command() -> None:
         assert host.snapshot().latency_target == 0.5
         later = Request(1, [1], 1, SamplingParams(), 0, 9, arrived=engine.clock())
         assert (rank(request)[0], rank(later)[0]) == (request.arrived + 7.0, later.arrived + 0.5)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "latency"])
+def test_rows_of_a_search_are_ranked_before_requests_that_came_after_it(name: str) -> None:
+    params, rank = SamplingParams(), policy.choose(name).rank
+    search, later, row = (
+        Request(id, [1], 1, params, 0, 9, arrived=arrived, group=group)
+        for id, arrived, group in ((0, 1.0, 0), (1, 2.0, -1), (2, 1.0, 0))
+    )
+    assert rank(search) < rank(row) < rank(later)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "latency"])
+def test_a_search_that_was_preempted_ends_before_requests_that_came_after_it(name: str) -> None:
+    with closing(dry_engine(EngineConfig(model="pocket", blocks=40, host_blocks=200, policy=name))) as engine:
+        ended = list[str]()
+
+        def submit(called: str, params: SamplingParams) -> None:
+            engine.submit(range(1, 433), params, lambda delta: ended.append(called) if delta.last else None)
+
+        submit("search", SamplingParams(max_tokens=180, beams=4, temperature=0, ignore_eos=True))
+        for called in ("second", "third"):
+            submit(called, SamplingParams(max_tokens=150, ignore_eos=True))
+        preempted = 0
+        while engine.step():
+            preempted += any(each.preemptions for each in engine.scheduler.requests.values())
+        assert preempted
+        assert ended[0] == "search"
