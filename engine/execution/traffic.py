@@ -19,6 +19,7 @@ from engine.quant.plain import Plain
 _TABLES = ("embed", "rope", "local_rope")  # a step looks up only a few rows of these
 _LEAST, _MOST = 2**20, 2**28  # bytes to read in the measurement
 _SECONDS = 0.1  # duration of each measurement
+_RUNS, _LONGEST = 5, 1.0  # it has at least so many runs, unless they take this many seconds
 _TRIES = 4  # each takes time from the steps that run beside it
 _SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply
 
@@ -99,11 +100,12 @@ def _best(device: torch.device, work: Callable[[], object]) -> float:
     """The shortest of many runs, in seconds, because other programs use the device too."""
     work()  # the first time may compile something
     run = _on_gpu if device.type == "cuda" else _on_cpu
-    best, end = float("inf"), time.perf_counter() + _SECONDS
+    began, found = time.perf_counter(), list[float]()
     while True:
-        best = min(best, run(work))
-        if time.perf_counter() >= end:
-            return best
+        found.append(run(work))
+        passed = time.perf_counter() - began
+        if passed >= (_SECONDS if len(found) >= _RUNS else _LONGEST):
+            return min(found)
 
 
 def _on_cpu(work: Callable[[], object]) -> float:
