@@ -27,6 +27,7 @@ from engine.kernels.cpu.rms_norm import CpuRmsNorm
 from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.int4 import CompiledInt4, PackedInt4, grouped
 from engine.quant.int8 import quantized
+from engine.quant.linear import Linear
 from minichat.bench.harness import Bench
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -118,13 +119,21 @@ def compiled(bench: Bench, weights: Sequence[Tensor], given: Sequence[Tensor], l
         kept = grouped(weight, 64), None, weight.shape[1]
         return PackedInt4(*kept), CompiledInt4(*kept)
 
+    def in_bfloat16(weight: Tensor) -> tuple[nn.Module, nn.Module]:
+        ours = bfloat16_panels(weight, None)
+        if why_not(weight) is None:
+            return PackedLinear(weight, None), ours
+        return Linear(nn.Parameter(weight, requires_grad=False)), ours
+
     kinds: dict[str, Callable[[Tensor], tuple[nn.Module, nn.Module]]] = {
-        "bfloat16": lambda weight: (PackedLinear(weight, None), bfloat16_panels(weight, None)),
+        "bfloat16": in_bfloat16,
         "int8": lambda weight: (Int8Digits(*quantized(weight), None), Int8Panels(*quantized(weight), None)),
         "int4": in_4_bits,
     }
     weights, given = ([each.bfloat16() for each in tensors] for tensors in (weights, given))
-    for name, both in kinds.items():
+    for (name, both), bits in zip(kinds.items(), (16, 8, 4), strict=True):
+        if build.why_not(build.products(bits)) is not None:
+            continue
         theirs, ours = zip(*map(both, weights), strict=True)
         for x in given:
             calls = {
