@@ -72,6 +72,8 @@ class Output(WriterThread):
 class TerminalDriver(LinuxDriver):
     """Leaves the screen at once."""
 
+    _continued = _starting = False  # whether a signal to go on is to be handled, and whether one is
+
     @property
     def behind(self) -> bool:
         """Whether the terminal has not taken the last frame."""
@@ -83,7 +85,20 @@ class TerminalDriver(LinuxDriver):
         self.attrs_before = modes_before() or self.attrs_before
 
     def _sigcont_application(self, *_: object) -> None:
-        """Start again. SIGSTOP cannot be caught, so what SIGTSTP ends before the stop is ended now."""
+        """Start again. A signal that comes meanwhile must not start a second thread that reads keys."""
+        self._continued = True
+        if self._starting:
+            return
+        self._starting = True
+        try:
+            while self._continued:
+                self._continued = False
+                self._start_again()
+        finally:
+            self._starting = False
+
+    def _start_again(self) -> None:
+        """SIGSTOP cannot be caught, so what SIGTSTP ends before the stop is ended now."""
         if self._auto_restart and not self._must_signal_resume and self._writer_thread is not None:
             if self._in_background:  # setting the terminal's modes would stop the program half way
                 os.kill(os.getpid(), signal.SIGSTOP)

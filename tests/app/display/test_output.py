@@ -212,6 +212,25 @@ def test_each_stop_is_followed_by_one_start(
     assert done == ["suspend", *stop, "resume"] and driver._must_signal_resume
 
 
+def test_a_signal_during_a_start_is_handled_after_it(
+    stopped: tuple[TerminalDriver, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmux sends one of its own to a program that was stopped."""
+    driver, done = stopped
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+
+    def resume() -> None:
+        done.append("resume")
+        if done.count("resume") == 1:
+            driver._sigcont_application()
+        driver._must_signal_resume = False
+        done.append("resumed")
+
+    monkeypatch.setattr(driver, "resume_application_mode", resume)
+    driver._sigcont_application()
+    assert done == ["suspend", "resume", "resumed"] * 2
+
+
 def test_a_program_that_continues_in_the_background_stops_again(
     stopped: tuple[TerminalDriver, list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
