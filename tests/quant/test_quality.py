@@ -97,7 +97,10 @@ def test_the_divergence_stays_within_its_bound(
     monkeypatch.setattr(Fp8, "why_not", lambda *where: None)
     config = EngineConfig(model="pocket", device="cpu", threads=1, blocks=64)
     _, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=tokens, speed=False)
-    assert 0 < packed.kl < DIVERGENCES[scheme]
+    assert packed.kl < DIVERGENCES[scheme]
+    assert (
+        packed.kl > 0 or scheme == "fp32"
+    )  # the sums of bfloat16 are in float32, too, where they are compiled
 
 
 def perplexities_of_a_tiny_model(folder: Path, schemes: tuple[str, ...]) -> dict[str, float]:
