@@ -79,12 +79,12 @@ def test_a_cpu_without_avx512_has_its_own_products(
     assert [build.products(bits).file for bits in (4, 8, 16)] == ["products.c", "products.c", file]
 
 
-@pytest.mark.parametrize("changed", ["rows.c", "vectors.h"])
+@pytest.mark.parametrize("changed", ["rows.c", "vectors.h", "panels.h"])
 def test_a_changed_file_is_compiled_again(
     changed: str, uncached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = build.ROWS.digest
-    for name in ("rows.c", "vectors.h"):
+    for name in ("rows.c", "vectors.h", "panels.h"):
         shutil.copy(build._HERE / name, uncached)
     monkeypatch.setattr(build, "_HERE", uncached)
     assert build.ROWS.digest == usual

@@ -41,7 +41,7 @@ class CFile(NamedTuple):
 
     @property
     def digest(self) -> str:
-        texts = [Path(_HERE, each).read_bytes() for each in ("vectors.h", self.file)]
+        texts = [Path(_HERE, each).read_bytes() for each in ("panels.h", "vectors.h", self.file)]
         return sha256(b"".join(texts) + " ".join(self.options).encode()).hexdigest()[:16]
 
 

@@ -16,13 +16,6 @@ enum { PANEL = 2 * LANES, TILE = 128 };  /* TILE: rows that pass a panel while i
 /* Panels read at once for one row: memory is faster at several places than at one, if registers suffice. */
 enum { WIDE = BITS == 16 ? 4 : 1 };
 
-typedef struct {
-    const uint8_t *panels;
-    const float *scale;          /* of each output, for 8 bits */
-    const float *bias;           /* or null */
-    int64_t outputs, inputs, group;
-} Weight;
-
 ALWAYS void store(__m512 sum, const Weight *weight, int64_t at, uint16_t *out) {
     const __mmask16 there = up_to(weight->outputs - at);
     if (!there) return;
@@ -163,12 +156,6 @@ ALWAYS void panel_of(const int rows, const Weight *weight, int64_t panel, const 
 
 #endif
 
-/* Blocks of at most MOST rows of about the same size. */
-static int64_t start_of(int64_t block, int64_t rows) {
-    int64_t blocks = (rows + MOST - 1) / MOST;
-    return block * rows / blocks;
-}
-
 static int tile(const Weight *weight, const uint16_t *x, int64_t rows, uint16_t *out, int threads) {
     const int64_t inputs = weight->inputs, panels = (weight->outputs + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + MOST - 1) / MOST;
@@ -178,7 +165,7 @@ static int tile(const Weight *weight, const uint16_t *x, int64_t rows, uint16_t 
     if (!digits) return 1;
     Group *found = (Group *)(digits + 2 * rows * inputs);
     for (int64_t b = 0; b < blocks; b++) {
-        int64_t first = start_of(b, rows), end = start_of(b + 1, rows);
+        int64_t first = start_of(b, rows, MOST), end = start_of(b + 1, rows, MOST);
         for (int64_t r = first; r < end; r++)
             digits_of(x + r * inputs, weight, digits + 2 * first * inputs + 8 * (r - first), 8 * (end - first),
                       found + r * groups);
@@ -201,8 +188,8 @@ static int tile(const Weight *weight, const uint16_t *x, int64_t rows, uint16_t 
         }
         for (int64_t p = some; p < panels && p < some + WIDE; p++)
             for (int64_t b = 0; b < blocks; b++) {
-                const int64_t first = start_of(b, rows);
-                switch (start_of(b + 1, rows) - first) {
+                const int64_t first = start_of(b, rows, MOST);
+                switch (start_of(b + 1, rows, MOST) - first) {
                     ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
 #if BITS == 16
                     ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)

@@ -4,23 +4,14 @@ The panels are those of products.c for 16 bits: two inputs of each of 32 outputs
 float32, which is bfloat16 with 16 more bits. Each row is summed alone and always in the same order, so its
 bits do not depend on the other rows.
 */
+#include "panels.h"
 #include <immintrin.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define ALWAYS static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 enum { LANES = 8, VECTORS = 4, PANEL = VECTORS * LANES };
 enum { MOST = 6, FEW = 3 };  /* rows whose sums of half a panel, or of a whole one, fit the registers */
 enum { TILE = 96 };          /* rows that pass a panel while it is cached */
-
-typedef struct {
-    const uint8_t *panels;
-    const float *scale, *bias;  /* the scale is not used; the bias may be null */
-    int64_t outputs, inputs, group;
-} Weight;
 
 static float float_of(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -69,12 +60,6 @@ ALWAYS void outputs_of(const int rows, const int count, const Weight *weight, in
             store(sum[r * count + v], weight, panel * PANEL + (first + v) * LANES, out + r * weight->outputs);
 }
 
-/* Blocks of at most MOST rows of about the same size. */
-static int64_t start_of(int64_t block, int64_t rows) {
-    int64_t blocks = (rows + MOST - 1) / MOST;
-    return block * rows / blocks;
-}
-
 static void tile(const Weight *weight, const float *x, int64_t rows, uint16_t *out, int threads) {
     const int64_t inputs = weight->inputs, panels = (weight->outputs + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + MOST - 1) / MOST;
@@ -87,10 +72,10 @@ static void tile(const Weight *weight, const float *x, int64_t rows, uint16_t *o
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t p = 0; p < panels; p++)
         for (int64_t b = 0; b < blocks; b++) {
-            const int64_t first = start_of(b, rows);
+            const int64_t first = start_of(b, rows, MOST);
             const float *from = x + first * inputs;
             uint16_t *to = out + first * weight->outputs;
-            switch (start_of(b + 1, rows) - first) {
+            switch (start_of(b + 1, rows, MOST) - first) {
                 WHOLE(1) WHOLE(2) WHOLE(3) HALVES(4) HALVES(5) HALVES(6)
             }
         }

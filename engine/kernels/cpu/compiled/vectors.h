@@ -1,9 +1,6 @@
 /* Vectors of 16 numbers: bfloat16 in memory, float32 in registers. */
+#include "panels.h"
 #include <immintrin.h>
-#include <stdint.h>
-
-#define ALWAYS static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 enum { LANES = 16 };
 
