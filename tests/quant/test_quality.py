@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.api.config import EngineConfig, ModelPlace
+from engine.kernels.cpu.compiled import build
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.quality.measure import compare, own_text
@@ -96,11 +97,12 @@ def test_the_divergence_stays_within_its_bound(
         skip_without_bitsandbytes()
     monkeypatch.setattr(Fp8, "why_not", lambda *where: None)
     config = EngineConfig(model="pocket", device="cpu", threads=1, blocks=64)
-    _, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=tokens, speed=False)
-    assert packed.kl < DIVERGENCES[scheme]
-    assert (
-        packed.kl > 0 or scheme == "fp32"
-    )  # the sums of bfloat16 are in float32, too, where they are compiled
+    plain, packed = compare(config, choices(f"none,{scheme}"), own_text("pocket"), most=tokens, speed=False)
+    if scheme == "fp32" and build.products(16) is build.PRODUCTS_AVX2:  # their sums are in float32, too
+        assert packed.bytes > 1.5 * plain.bytes, "it ran"
+        assert 0 <= packed.kl < DIVERGENCES[scheme]
+    else:
+        assert 0 < packed.kl < DIVERGENCES[scheme]
 
 
 def perplexities_of_a_tiny_model(folder: Path, schemes: tuple[str, ...]) -> dict[str, float]:
