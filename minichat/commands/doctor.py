@@ -223,7 +223,7 @@ def _compiled() -> dict[str, str | None]:
     """Why torch's kernels run on a CPU in bfloat16 instead of ours."""
     found = {name: product.why_not(bits, torch.bfloat16) for name, bits in _PRODUCTS.items()}
     found["attention"] = attention.why_not(_SPEC, torch.bfloat16)
-    return {**found, "norms": build.why_not(build.ROWS)}
+    return {**found, "norms": build.why_not(build.rows())}
 
 
 def _attention(device: torch.device) -> dict[str, str | None]:

@@ -79,21 +79,41 @@ def test_a_cpu_without_avx512_has_its_own_products(
     assert [build.products(bits).file for bits in (4, 8, 16)] == ["products.c", "products.c", file]
 
 
-@pytest.mark.parametrize("changed", ["rows.c", "vectors.h", "panels.h"])
+@pytest.mark.parametrize(
+    ("flags", "rows", "attention"),
+    [
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl avx512_bf16", "avx512vl", "avx512_bf16"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl", "avx512vl", "avx512vl"),
+        ("avx2 fma avx512f", "fma", "fma"),
+        ("avx2 fma", "fma", "fma"),
+        ("", "fma", "fma"),
+    ],
+)
+def test_a_cpu_has_the_best_kernels_that_it_can_run(
+    flags: str, rows: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "instructions", lambda: frozenset(flags.split()))
+    found = build.rows(), build.attention()
+    assert [(each.file, each.needed[-1]) for each in found] == [("rows.c", rows), ("attention.c", attention)]
+    if not flags:
+        assert [build.why_not.__wrapped__(each) for each in found] == ["this CPU has no avx2"] * 2
+
+
+@pytest.mark.parametrize("changed", ["rows.c", "vectors.h", "panels.h", "avx2.h", "avx512.h"])
 def test_a_changed_file_is_compiled_again(
     changed: str, uncached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = build.ROWS.digest
-    for name in ("rows.c", "vectors.h", "panels.h"):
+    usual = build.ROWS[0].digest
+    for name in ("rows.c", *build._HEADERS):
         shutil.copy(build._HERE / name, uncached)
     monkeypatch.setattr(build, "_HERE", uncached)
-    assert build.ROWS.digest == usual
+    assert build.ROWS[0].digest == usual
     (uncached / changed).write_text("no C")
-    assert build.ROWS.digest != usual
+    assert build.ROWS[0].digest != usual
 
 
 def test_what_cannot_be_loaded_is_a_reason_too(uncached: Path) -> None:
-    path = uncached / "kernels" / f"rows-{build.ROWS.digest}.so"
+    path = uncached / "kernels" / f"rows-{build.rows().digest}.so"
     path.parent.mkdir()
     path.write_bytes(b"no library")
-    assert "rows-" in (build.why_not.__wrapped__(build.ROWS) or "")
+    assert "rows-" in (build.why_not.__wrapped__(build.rows()) or "")

@@ -1,6 +1,6 @@
 """The compiled norms, gates and rotations of a CPU against exact ones, and the same row among others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -16,10 +16,15 @@ from engine.models.rope import rotate
 WIDTHS = (1, 8, 16, 40, 64, 172)
 
 
-@pytest.fixture(autouse=True)
-def able() -> None:
-    if (problem := build.why_not(build.ROWS)) is not None:
+@pytest.fixture(autouse=True, params=build.ROWS, ids=lambda source: source.needed[-1])
+def able(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels for each kind of CPU, if this one can run them."""
+    if (problem := build.why_not(request.param)) is not None:
         pytest.skip(problem)
+    monkeypatch.setattr(build, "rows", lambda: request.param)
+    rows._kernels.cache_clear()
+    yield
+    rows._kernels.cache_clear()
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

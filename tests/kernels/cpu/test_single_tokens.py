@@ -1,5 +1,6 @@
 """The compiled attention of single tokens against torch's, and the same row among other rows."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,10 +18,15 @@ from tests.attention.cases import Case, make_batch, make_case
 Rows = list[tuple[int, int]]  # tokens of the step, tokens of the context
 
 
-@pytest.fixture(autouse=True)
-def able() -> None:
-    if (problem := build.why_not(build.ATTENTION)) is not None:
+@pytest.fixture(autouse=True, params=build.ATTENTION, ids=lambda source: source.needed[-1])
+def able(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels for each kind of CPU, if this one can run them."""
+    if (problem := build.why_not(request.param)) is not None:
         pytest.skip(problem)
+    monkeypatch.setattr(build, "attention", lambda: request.param)
+    attention._kernel.cache_clear()
+    yield
+    attention._kernel.cache_clear()
 
 
 def case_of(

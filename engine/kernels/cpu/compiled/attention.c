@@ -4,9 +4,9 @@ Each row is computed alone, and its context is read in tiles of positions: neith
 of its blocks, nor the number of threads change a bit.
 */
 #include "vectors.h"
-#include <string.h>
 
-enum { TILE = 128, ALONE = 1 << 17 };  /* ALONE: multiplications that are not worth a second thread */
+enum { TILE = 128, ALONE = 1 << 17 };      /* ALONE: multiplications that are not worth a second thread */
+enum { MOST = LANES / 4, WIDE = 4 };       /* heads, and vectors of each, whose sums fit the registers */
 
 typedef struct {  /* of a step */
     const int64_t *places;    /* of each token: where its key and value are written */
@@ -21,51 +21,51 @@ typedef struct {  /* of a layer */
     float scale;
 } Layer;
 
-/* The sums of 16 vectors. */
-ALWAYS __m512 sums_of(const __m512 *x) {
-    __m512 two[8], four[4];
-    UNROLL for (int n = 0; n < 8; n++) {
-        const __m512 a = x[2 * n], b = x[2 * n + 1];
-        two[n] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    }
-    UNROLL for (int n = 0; n < 4; n++) {
-        const __m512d a = _mm512_castps_pd(two[2 * n]), b = _mm512_castps_pd(two[2 * n + 1]);
-        const __m512d low = _mm512_unpacklo_pd(a, b), high = _mm512_unpackhi_pd(a, b);
-        four[n] = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    }
-#define FOLDED(A, B) _mm512_add_ps(_mm512_shuffle_f32x4(A, B, 0x88), _mm512_shuffle_f32x4(A, B, 0xdd))
-    return FOLDED(FOLDED(four[0], four[1]), FOLDED(four[2], four[3]));
+#ifdef __AVX512BF16__ /* numbers are multiplied as they are stored */
+enum { PART = 2 * LANES };
+typedef __m512bh Part;
+
+ALWAYS Part part_of(const uint16_t *x, int64_t count) {
+    const __mmask32 there = count < PART ? (1u << count) - 1 : 0xffffffff;
+    return (__m512bh)_mm512_maskz_loadu_epi16(there, x);
 }
 
-/* The products of a query with the keys of 16 tokens. `apart`: from one key to the next. */
-ALWAYS __m512 scores_of(const uint16_t *query, const uint16_t *key, int64_t apart, int64_t dim) {
-    __m512 sum[LANES];
-    UNROLL for (int n = 0; n < LANES; n++) sum[n] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < dim; i += 2 * LANES) {
-        const __mmask32 there = dim - i < 2 * LANES ? (1u << (dim - i)) - 1 : 0xffffffff;
-        const __m512bh part = (__m512bh)_mm512_maskz_loadu_epi16(there, query + i);
-        UNROLL for (int n = 0; n < LANES; n++)
-            sum[n] = _mm512_dpbf16_ps(sum[n], part, (__m512bh)_mm512_maskz_loadu_epi16(there, key + n * apart + i));
+ALWAYS Vector plus_products(Vector sum, Part a, Part b) { return _mm512_dpbf16_ps(sum, a, b); }
+#else
+enum { PART = LANES };
+typedef Vector Part;
+
+ALWAYS Part part_of(const uint16_t *x, int64_t count) { return some_floats_of(x, count); }
+ALWAYS Vector plus_products(Vector sum, Part a, Part b) { return plus_product(sum, a, b); }
+#endif
+
+/* The products of a query with the keys of LANES tokens. `apart`: from one key to the next. */
+ALWAYS Vector scores_of(const uint16_t *query, const uint16_t *key, int64_t apart, int64_t dim) {
+    Vector sum[LANES];
+    UNROLL for (int n = 0; n < LANES; n++) sum[n] = same(0);
+    for (int64_t i = 0; i < dim; i += PART) {
+        const Part part = part_of(query + i, dim - i);
+        UNROLL for (int n = 0; n < LANES; n++) sum[n] = plus_products(sum[n], part, part_of(key + n * apart + i, dim - i));
     }
     return sums_of(sum);
 }
 
 /* Scores become weights, relative to the largest score so far. Returns what earlier sums are multiplied by.
 
-The tokens are those from `low` to `high`, of which `weight` begins with the sixteen that holds the first. */
+The tokens are those from `low` to `high`, of which `weight` begins with the LANES tokens that hold the first. */
 ALWAYS float weigh(float *weight, int64_t low, int64_t high, float *most, float *total) {
-    __m512 largest = _mm512_set1_ps(*most), sum = _mm512_setzero_ps();
+    Vector largest = same(*most), sum = same(0);
     for (int64_t t = 0; t < high; t += LANES)
-        largest = _mm512_mask_max_ps(largest, up_to(high - t) & ~up_to(low - t), largest, _mm512_loadu_ps(weight + t));
-    const float top = _mm512_reduce_max_ps(largest);
-    const float by = _mm512_cvtss_f32(exponential(_mm512_set1_ps(*most - top)));
+        largest = choose(between(low - t, high - t), larger(largest, load(weight + t)), largest);
+    const float top = largest_of(largest);
+    const float by = first_of(exponential(same(*most - top)));
     for (int64_t t = 0; t < high; t += LANES) {
-        const __m512 power = exponential(_mm512_sub_ps(_mm512_loadu_ps(weight + t), _mm512_set1_ps(top)));
-        const __m512 each = _mm512_maskz_mov_ps(up_to(high - t) & ~up_to(low - t), power);
-        sum = _mm512_add_ps(sum, each);
-        _mm512_storeu_ps(weight + t, each);
+        const Vector power = exponential(load(weight + t) - same(top));
+        const Vector each = choose(between(low - t, high - t), power, same(0));
+        sum = sum + each;
+        store(weight + t, each);
     }
-    *total = *total * by + _mm512_reduce_add_ps(sum);
+    *total = *total * by + sum_of(sum);
     *most = top;
     return by;
 }
@@ -75,18 +75,17 @@ ALWAYS float weigh(float *weight, int64_t low, int64_t high, float *most, float 
 `apart`: from one head's weights to the next; `next`: from one head's sums to the next. */
 ALWAYS void add_values(const int heads, const int wide, const float *weight, int64_t apart, const float *by,
                        const uint16_t *const *value, int64_t low, int64_t high, int64_t i, float *out, int64_t next) {
-    __m512 sum[4][4];
+    Vector sum[MOST][WIDE];
     UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int n = 0; n < wide; n++)
-            sum[h][n] = _mm512_mul_ps(_mm512_loadu_ps(out + h * next + i + n * LANES), _mm512_set1_ps(by[h]));
+        UNROLL for (int n = 0; n < wide; n++) sum[h][n] = load(out + h * next + i + n * LANES) * same(by[h]);
     for (int64_t t = low; t < high; t++)
         UNROLL for (int n = 0; n < wide; n++) {
-            const __m512 some = floats_of(value[t] + i + n * LANES);
+            const Vector some = floats_of(value[t] + i + n * LANES);
             UNROLL for (int h = 0; h < heads; h++)
-                sum[h][n] = _mm512_fmadd_ps(some, _mm512_set1_ps(weight[h * apart + t]), sum[h][n]);
+                sum[h][n] = plus_product(sum[h][n], some, same(weight[h * apart + t]));
         }
     UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int n = 0; n < wide; n++) _mm512_storeu_ps(out + h * next + i + n * LANES, sum[h][n]);
+        UNROLL for (int n = 0; n < wide; n++) store(out + h * next + i + n * LANES, sum[h][n]);
 }
 
 /* Some key heads of a row, and the heads that share each. A tile's keys of all of them are near each other. */
@@ -105,7 +104,7 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t row, int6
         total[h] = sinks != 0;
     }
     for (int64_t tile = start / TILE * TILE; tile < end; tile += TILE) {
-        const int64_t first = tile > start ? tile : start / LANES * LANES;  /* each sixteen is in one block */
+        const int64_t first = tile > start ? tile : start / LANES * LANES;  /* each vector is in one block */
         const int64_t low = start > first ? start - first : 0, high = (tile + TILE < end ? tile + TILE : end) - first;
         int64_t place[TILE / LANES];
         for (int64_t t = 0; t < high; t += LANES)
@@ -117,28 +116,26 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t row, int6
                 for (int64_t n = 0; n < LANES; n++) value[t + n] = values + (at + n) * value_apart + head * wide;
                 for (int64_t g = 0; g < group; g++) {
                     const uint16_t *query = q + (head * group + g) * dim, *key = keys + at * key_apart + head * dim;
-                    const __m512 scores = scores_of(query, key, key_apart, dim);
-                    _mm512_storeu_ps(weight[g] + t, _mm512_mul_ps(scores, _mm512_set1_ps(layer->scale)));
+                    store(weight[g] + t, scores_of(query, key, key_apart, dim) * same(layer->scale));
                 }
             }
             const int64_t own = head * group;
             for (int64_t g = 0; g < group; g++)
                 by[g] = weigh(weight[g], low, high, &most[own + g], &total[own + g]);
-#define ADD(HEADS, WIDE) add_values(HEADS, WIDE, weight[g], TILE, by + g, value, low, high, i, sum[own + g], wide)
-#define EACH_HEAD(WIDE) do { \
+#define ADD(HEADS, VECTORS) add_values(HEADS, VECTORS, weight[g], TILE, by + g, value, low, high, i, sum[own + g], wide)
+#define EACH_HEAD(VECTORS) do { \
                 int64_t g = 0; \
-                for (; g + 4 <= group; g += 4) ADD(4, WIDE); \
-                for (; g < group; g++) ADD(1, WIDE); \
+                for (; g + MOST <= group; g += MOST) ADD(MOST, VECTORS); \
+                for (; g < group; g++) ADD(1, VECTORS); \
             } while (0)
             int64_t i = 0;
-            for (; i + 4 * LANES <= wide; i += 4 * LANES) EACH_HEAD(4);
+            for (; i + WIDE * LANES <= wide; i += WIDE * LANES) EACH_HEAD(WIDE);
             for (; i < wide; i += LANES) EACH_HEAD(1);
         }
     }
     for (int64_t h = 0; h < heads; h++)
         for (int64_t i = 0; i < wide; i += LANES) {
-            const __m512 mean = _mm512_div_ps(_mm512_loadu_ps(sum[h] + i), _mm512_set1_ps(total[h]));
-            _mm256_storeu_si256((__m256i *)(out + h * wide + i), rounded(mean));
+            round_to(out + h * wide + i, load(sum[h] + i) / same(total[h]));
         }
 }
 

@@ -26,7 +26,7 @@ def why_not(spec: LayerSpec, dtype: torch.dtype) -> str | None:
     widest = spec.heads * max(spec.key_dim, spec.value_dim)
     if spec.key_dim % 2 or spec.value_dim % 16 or widest > _MOST:
         return f"the kernel has no heads of {spec.key_dim} and {spec.value_dim} numbers"
-    return build.why_not(build.ATTENTION)
+    return build.why_not(build.attention())
 
 
 class _Layer(ctypes.Structure):
@@ -67,7 +67,7 @@ def _layer(spec: LayerSpec) -> _Layer | None:
 
 @cache
 def _kernel() -> Any:
-    found = build.kernels(build.ATTENTION).attend
+    found = build.kernels(build.attention()).attend
     found.argtypes, found.restype = _ARGUMENTS, None
     return found
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -23,7 +24,9 @@ FOLDER = "MINICHAT_KERNELS"  # the variable that names another folder for the co
 _COMPILERS = ("cc", "gcc", "clang")
 _WITHIN = 120.0  # seconds
 _HERE = Path(__file__).parent
-_VECTORS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX2 = ("avx2", "fma")
+_HEADERS = ("panels.h", "vectors.h", "avx512.h", "avx2.h")
 
 
 class CFile(NamedTuple):
@@ -41,23 +44,38 @@ class CFile(NamedTuple):
 
     @property
     def digest(self) -> str:
-        texts = [Path(_HERE, each).read_bytes() for each in ("panels.h", "vectors.h", self.file)]
+        texts = [Path(_HERE, each).read_bytes() for each in (*_HEADERS, self.file)]
         return sha256(b"".join(texts) + " ".join(self.options).encode()).hexdigest()[:16]
 
 
-ROWS, ATTENTION = CFile("rows.c", _VECTORS), CFile("attention.c", (*_VECTORS, "avx512_bf16"))
 PRODUCTS = {
-    4: CFile("products.c", (*_VECTORS, "avx512_vnni"), 4),
-    8: CFile("products.c", (*_VECTORS, "avx512_vnni"), 8),
-    16: CFile("products.c", (*_VECTORS, "avx512_bf16"), 16),
+    4: CFile("products.c", (*_AVX512, "avx512_vnni"), 4),
+    8: CFile("products.c", (*_AVX512, "avx512_vnni"), 8),
+    16: CFile("products.c", (*_AVX512, "avx512_bf16"), 16),
 }
-PRODUCTS_AVX2 = CFile("products_avx2.c", ("avx2", "fma"), 16)
+PRODUCTS_AVX2 = CFile("products_avx2.c", _AVX2, 16)
+# The same file for several kinds of CPUs, the best one first.
+ROWS = [CFile("rows.c", needed) for needed in (_AVX512, _AVX2)]
+ATTENTION = [CFile("attention.c", needed) for needed in ((*_AVX512, "avx512_bf16"), _AVX512, _AVX2)]
 
 
 def products(bits: int) -> CFile:
     """The products with a weight of so many bits. In bfloat16 a CPU without AVX-512 has its own."""
     without = "avx512f" not in instructions()
     return PRODUCTS_AVX2 if bits == 16 and without and not _missing(PRODUCTS_AVX2) else PRODUCTS[bits]
+
+
+def rows() -> CFile:
+    return _best(ROWS)
+
+
+def attention() -> CFile:
+    return _best(ATTENTION)
+
+
+def _best(sources: Sequence[CFile]) -> CFile:
+    """The first that this CPU has the instructions for, or the last."""
+    return next((each for each in sources if not _missing(each)), sources[-1])
 
 
 _gate = threading.Lock()  # held while a kernel is compiled
@@ -97,7 +115,7 @@ def library(source: CFile) -> Path:
 
 def prepare() -> None:
     """Compile what a model in bfloat16 needs, if this CPU can run it. `kernels` reports why it fails."""
-    for source in (products(16), ROWS, ATTENTION):
+    for source in (products(16), rows(), attention()):
         if not _missing(source):
             with suppress(OSError):
                 library(source)

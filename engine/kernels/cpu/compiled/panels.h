@@ -1,8 +1,5 @@
 /* A weight in panels of 32 outputs, and how its rows of activations are divided. */
-#include <stdint.h>
-
-#define ALWAYS static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#include "vectors.h"
 
 typedef struct {
     const uint8_t *panels;
@@ -15,4 +12,11 @@ typedef struct {
 ALWAYS int64_t start_of(int64_t block, int64_t rows, int64_t most) {
     int64_t blocks = (rows + most - 1) / most;
     return block * rows / blocks;
+}
+
+/* Write sums, from the output `at` on; a panel may have more outputs than the weight. */
+ALWAYS void write_outputs(Vector sum, const Weight *weight, int64_t at, uint16_t *out) {
+    const int64_t count = weight->outputs - at;
+    if (weight->bias) sum = sum + load_some(weight->bias + at, count);
+    round_some_to(out + at, sum, count);
 }

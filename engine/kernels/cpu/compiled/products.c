@@ -8,20 +8,12 @@ is stored in panels of 32 outputs, so that a panel is read from one end to the o
   become integers of 16 bits, relative to the largest of their group, in two digits of 8 bits. Sums of a group
   are exact. Weights are unsigned: the sum of the activations is subtracted as often as zero is away from 0.
 */
-#include "vectors.h"
+#include "panels.h"
 #include <stdlib.h>
-#include <string.h>
 
 enum { PANEL = 2 * LANES, TILE = 128 };  /* TILE: rows that pass a panel while it is cached */
 /* Panels read at once for one row: memory is faster at several places than at one, if registers suffice. */
 enum { WIDE = BITS == 16 ? 4 : 1 };
-
-ALWAYS void store(__m512 sum, const Weight *weight, int64_t at, uint16_t *out) {
-    const __mmask16 there = up_to(weight->outputs - at);
-    if (!there) return;
-    if (weight->bias) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, weight->bias + at));
-    _mm256_mask_storeu_epi16(out + at, there, rounded(sum));
-}
 
 ALWAYS __m512i everywhere(const void *four_bytes) {
     int32_t bytes;
@@ -54,7 +46,7 @@ ALWAYS void panels_of(const int rows, const int wide, const Weight *weight, int6
     UNROLL for (int w = 0; w < wide; w++)
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int half = 0; half < 2; half++)
-                store(sum[w * rows + r][half], weight, (panel + w) * PANEL + half * LANES, out + r * weight->outputs);
+                write_outputs(sum[w * rows + r][half], weight, (panel + w) * PANEL + half * LANES, out + r * weight->outputs);
 }
 
 #else
@@ -150,7 +142,7 @@ ALWAYS void panel_of(const int rows, const Weight *weight, int64_t panel, const 
             int64_t first = panel * PANEL + half * LANES;
             __m512 value = total[r][half];
             if (BITS == 8) value = _mm512_mul_ps(value, _mm512_loadu_ps(weight->scale + first));
-            store(value, weight, first, out + r * weight->outputs);
+            write_outputs(value, weight, first, out + r * weight->outputs);
         }
 }
 

@@ -5,59 +5,37 @@ float32, which is bfloat16 with 16 more bits. Each row is summed alone and alway
 bits do not depend on the other rows.
 */
 #include "panels.h"
-#include <immintrin.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { LANES = 8, VECTORS = 4, PANEL = VECTORS * LANES };
+enum { VECTORS = 4, PANEL = VECTORS * LANES };
 enum { MOST = 6, FEW = 3 };  /* rows whose sums of half a panel, or of a whole one, fit the registers */
 enum { TILE = 96 };          /* rows that pass a panel while it is cached */
-
-static float float_of(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-static uint16_t rounded(float x) {  /* to the nearest bfloat16, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-static void store(__m256 sum, const Weight *weight, int64_t at, uint16_t *out) {
-    float values[LANES];
-    _mm256_storeu_ps(values, sum);
-    for (int64_t n = 0; n < LANES && at + n < weight->outputs; n++)
-        out[at + n] = rounded(weight->bias ? values[n] + weight->bias[at + n] : values[n]);
-}
 
 /* `count` vectors of outputs, from the vector `first` of a panel on, for some rows. */
 ALWAYS void outputs_of(const int rows, const int count, const Weight *weight, int64_t panel, int first, const float *x,
                        uint16_t *out) {
     const int64_t inputs = weight->inputs;
     const uint8_t *at = weight->panels + panel * inputs * PANEL * 2 + first * LANES * 4;
-    const __m256 high = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff0000));
-    __m256 sum[FEW * VECTORS];
-    UNROLL for (int n = 0; n < rows * count; n++) sum[n] = _mm256_setzero_ps();
+    const Vector high = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff0000));
+    Vector sum[FEW * VECTORS];
+    UNROLL for (int n = 0; n < rows * count; n++) sum[n] = same(0);
     for (int64_t i = 0; i < inputs; i += 2, at += 4 * PANEL)
         UNROLL for (int second = 0; second < 2; second++) {
-            __m256 part[VECTORS];
+            Vector part[VECTORS];
             UNROLL for (int v = 0; v < count; v++) {
                 __m256i both = _mm256_loadu_si256((const __m256i *)(at + v * LANES * 4));
                 part[v] = second ? _mm256_and_ps(_mm256_castsi256_ps(both), high)
                                  : _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
             }
             UNROLL for (int r = 0; r < rows; r++) {
-                __m256 value = _mm256_broadcast_ss(x + r * inputs + i + second);
+                const Vector value = _mm256_broadcast_ss(x + r * inputs + i + second);
                 UNROLL for (int v = 0; v < count; v++)
-                    sum[r * count + v] = _mm256_fmadd_ps(part[v], value, sum[r * count + v]);
+                    sum[r * count + v] = plus_product(sum[r * count + v], part[v], value);
             }
         }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < count; v++)
-            store(sum[r * count + v], weight, panel * PANEL + (first + v) * LANES, out + r * weight->outputs);
+            write_outputs(sum[r * count + v], weight, panel * PANEL + (first + v) * LANES, out + r * weight->outputs);
 }
 
 static void tile(const Weight *weight, const float *x, int64_t rows, uint16_t *out, int threads) {
@@ -84,11 +62,13 @@ static void tile(const Weight *weight, const float *x, int64_t rows, uint16_t *o
 /* out = x @ weight.T + bias. Returns whether it failed, for lack of memory. */
 int product(const Weight *weight, const uint16_t *x, int64_t rows, uint16_t *out, int threads) {
     const int64_t inputs = weight->inputs, most = rows < TILE ? rows : TILE;
-    float *wide = malloc(most * inputs * sizeof(float));
+    float *wide = malloc((most * inputs + LANES) * sizeof(float)); /* whole vectors */
     if (!wide) return 1;
     for (int64_t at = 0; at < rows; at += TILE) {
         int64_t some = rows - at < TILE ? rows - at : TILE;
-        for (int64_t n = 0; n < some * inputs; n++) wide[n] = float_of(x[at * inputs + n]);
+        const uint16_t *from = x + at * inputs;
+        const int64_t count = some * inputs;
+        for (int64_t n = 0; n < count; n += LANES) store(wide + n, some_floats_of(from + n, count - n));
         tile(weight, wide, some, out + at * weight->outputs, threads);
     }
     free(wide);

@@ -24,12 +24,12 @@ def takes(x: Tensor) -> bool:
 
 @cache
 def _run_here() -> bool:
-    return build.why_not(build.ROWS) is None
+    return build.why_not(build.rows()) is None
 
 
 @cache
 def _kernels() -> ctypes.CDLL:
-    found = build.kernels(build.ROWS)
+    found = build.kernels(build.rows())
     for name, arguments in _ARGUMENTS.items():
         getattr(found, name).argtypes = arguments
         getattr(found, name).restype = None
