@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from minichat.bench.harness import Bench
+from minichat.bench.harness import Bench, ratio_unit
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -77,4 +77,5 @@ def alternate(
             bench.note(f"{prefix}{name}, {which}", values[1:], questions[name][1])
     for name, by_tree in samples.items():
         pairs = zip(by_tree["this"][1:], by_tree["other"][1:], strict=True)
-        bench.note(f"{prefix}{name}, this / other", [this / that for this, that in pairs], "x")
+        unit = ratio_unit(questions[name][1])
+        bench.note(f"{prefix}{name}, this / other", [this / that for this, that in pairs], unit)

@@ -36,8 +36,9 @@ def pick(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise BadInput(f"device {name!r} is not available: torch {torch.__version__} finds no CUDA GPU")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise BadInput(f"device {name!r} is not available: {torch.cuda.device_count()} CUDA GPUs found")
+        if (device.index or 0) >= (count := torch.cuda.device_count()):
+            gpus = f"{count} CUDA GPU{'s' * (count != 1)}"
+            raise BadInput(f"device {name!r} is not available: {gpus} found")
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":
         raise BadInput(f"device {name!r} is not supported; use cpu or cuda")

@@ -19,7 +19,7 @@ from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
-from minichat.bench.harness import Bench, Call, timed
+from minichat.bench.harness import FASTER, Bench, Call, timed
 
 # Millions of parameters: hidden size, MLP, layers, heads, key-value heads.
 SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}
@@ -93,7 +93,7 @@ def decoding(
     for name, samples in zip(("transformers", "minichat"), zip(*rounds, strict=True), strict=True):
         bench.note(f"{name}, {label}, a decode step's processor time", samples, "s")
     ratios = [theirs / ours for theirs, ours in rounds]
-    bench.note(f"minichat / transformers, {label}, decoding alone", ratios, "x")
+    bench.note(f"minichat / transformers, {label}, decoding alone", ratios, FASTER)
 
 
 def parts(bench: Bench, engine: Engine, prompt: list[int], tokens: int) -> None:

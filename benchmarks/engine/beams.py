@@ -15,7 +15,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
-from minichat.bench.harness import Bench
+from minichat.bench.harness import FASTER, Bench
 
 PROMPT, REPLY = 512, 32
 TOKENS = [3 + n % 500 for n in range(PROMPT)]
@@ -85,7 +85,9 @@ def speed(bench: Bench, engine: Engine, widths: tuple[int, ...], clock: Callable
         counted = rounds[bench.warmup :]
         bench.note(f"{width} samples", [samples for samples, _ in counted], "tok/s")
         bench.note(f"beams {width}", [beams for _, beams in counted], "tok/s")
-        bench.note(f"beams {width} / {width} samples", [beams / samples for samples, beams in counted], "x")
+        bench.note(
+            f"beams {width} / {width} samples", [beams / samples for samples, beams in counted], FASTER
+        )
 
 
 def blocks(bench: Bench, engine: Engine, width: int) -> None:

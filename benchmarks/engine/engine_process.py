@@ -23,7 +23,7 @@ from engine.host.client import EngineClient
 from engine.host.process import EngineProcess
 from engine.host.thread import EngineThread
 from engine.start import start
-from minichat.bench.harness import Bench
+from minichat.bench.harness import FASTER, Bench
 
 STREAMS = 4
 READ_EVERY = 0.05  # seconds
@@ -67,9 +67,9 @@ def measure(bench: Bench, hosts: dict[str, EngineClient], tasks: dict[str, Path]
         bench.note(f"{name}: working", shares[name], "")
     first, *others = rates
     for name in others:
-        for found, what in ((rates, ""), (shares, ": working")):
+        for found, what, unit in ((rates, "", FASTER), (shares, ": working", "x")):
             ratios = [one / base for one, base in zip(found[name], found[first], strict=True)]
-            bench.note(f"{name} / {first}{what}", ratios, "x")
+            bench.note(f"{name} / {first}{what}", ratios, unit)
 
 
 def shape(layers: int, hidden: int) -> dict[str, object]:

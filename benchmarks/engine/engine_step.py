@@ -48,7 +48,7 @@ from engine.serving.info import EngineInfo
 from engine.serving.limits import Limits
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
-from minichat.bench.harness import Bench
+from minichat.bench.harness import LONGER, Bench
 
 BUILT_IN = Path(package.__file__).parent / "pocket"
 VOCAB = int(json.loads((BUILT_IN / "config.json").read_text())["vocab_size"])
@@ -248,7 +248,7 @@ def run(bench: Bench, *, count: int = 500) -> None:
     fill(many, 10_008, greedy)
     steps(few, 20), steps(many, 20)
     pairs = [(steps(few, 1)[0], steps(many, 1)[0]) for _ in range(count)]
-    bench.note("10,000 waiting / none waiting, 8 rows", [with_ / without for without, with_ in pairs], "x")
+    bench.note("10,000 waiting / none waiting, 8 rows", [with_ / without for without, with_ in pairs], LONGER)
 
     full = empty_engine(256, blocks=100_000)
     fill(full, 256, greedy)

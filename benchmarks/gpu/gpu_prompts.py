@@ -27,7 +27,7 @@ from engine.scheduling.step import Drafts, Step
 from engine.serving.engine import Engine
 from engine.speculation.speculator import Speculator
 from engine.start import start
-from minichat.bench.harness import Bench
+from minichat.bench.harness import LONGER, Bench
 from minichat.bench.shapes import COMMON, SHAPES
 
 PARTS = ("first", "beside", "verify")
@@ -148,7 +148,7 @@ def beside(
             bench.note(f"{label}, time between tokens, p{share * 100:.0f}", at(beside, share), "ms")
             bench.note(f"{label}, without prompts, p{share * 100:.0f}", at(alone, share), "ms")
             ratio = at(beside, share) / at(alone, share)
-            bench.note(f"{label}, p{share * 100:.0f} / without prompts", ratio, "x")
+            bench.note(f"{label}, p{share * 100:.0f} / without prompts", ratio, LONGER)
 
     for limit in slowdowns:
         measure(f"{name}, {READERS} replies, slowdown at most {limit:g}", RULED, LEARNING, factor=limit)
@@ -238,8 +238,8 @@ def verify(bench: Bench, name: str, engine: Engine, rows: tuple[int, ...], verif
                     spent = steps_take(engine, STEPS)
                 label = f"{name}, B={count}, {tokens} tokens verified, {'in a graph' if on else 'one by one'}"
                 bench.note(label, spent * 1e3, "ms")
-                bench.note(f"{label}, / a step without drafts", spent / plain, "x")
-                bench.note(f"{label}, / not overlapped", spent / waiting, "x")
+                bench.note(f"{label}, / a step without drafts", spent / plain, LONGER)
+                bench.note(f"{label}, / not overlapped", spent / waiting, LONGER)
         engine.runner.graphs = True
         engine.set_switch("overlap", True)
         clear(engine)

@@ -25,7 +25,7 @@ from benchmarks.screen import transcript
 from benchmarks.screen.screen_program import PROMPT
 from benchmarks.screen.terminal import Terminal
 from engine.models.find import find_model
-from minichat.bench.harness import Bench
+from minichat.bench.harness import FASTER, Bench
 
 PARTS = ("flush", "stream", "echo", "speed")
 _ENGINES = ("thread", "process")
@@ -208,7 +208,7 @@ def speed(bench: Bench, place: Place, engines: Sequence[str], rounds: int) -> No
     for engine in ("alone", *engines):
         bench.note(f"engine, {engine}", [one[engine] for one in found], "tok/s")
     for engine in engines:
-        bench.note(f"engine, {engine} / alone", [one[engine] / one["alone"] for one in found], "x")
+        bench.note(f"engine, {engine} / alone", [one[engine] / one["alone"] for one in found], FASTER)
 
 
 def _speed(place: Place, engine: str) -> float:

@@ -29,7 +29,7 @@ from engine.api.params import SamplingParams
 from engine.api.snapshot import GPU
 from engine.fleet.fleet import Fleet
 from engine.fleet.local import Start, shares, start_apart_fleet, start_fleet
-from minichat.bench.harness import Bench
+from minichat.bench.harness import LONGER, Bench
 from minichat.bench.load.traces import mooncake_prompts
 from minichat.bench.shapes import COMMON, SHAPES
 
@@ -214,9 +214,9 @@ def _note(found: _Compared, case: str, name: str, fleet: Fleet, load: Load) -> N
         return
     for share in (0.5, 0.99) if before.gaps and load.gaps else ():
         ratio = _part(load.gaps, share) / _part(before.gaps, share)
-        note(f"{named} / {_REPLICAS}, p{share * 100:g} between tokens", ratio, "x")
+        note(f"{named} / {_REPLICAS}, p{share * 100:g} between tokens", ratio, LONGER)
     ratio = _part(load.firsts, 0.5) / _part(before.firsts, 0.5)
-    note(f"{named} / {_REPLICAS}, p50 of first tokens", ratio, "x")
+    note(f"{named} / {_REPLICAS}, p50 of first tokens", ratio, LONGER)
 
 
 def _note_sent(found: _Compared, case: str, fleet: Fleet, load: Load) -> None:

@@ -34,7 +34,7 @@ from engine.fleet.fleet import Fleet
 from engine.fleet.local import Start, shares, start_fleet
 from engine.fleet.ray_cluster.cluster import RayCluster
 from engine.fleet.router import Placement, Router
-from minichat.bench.harness import Bench
+from minichat.bench.harness import LONGER, Bench
 from minichat.bench.load.traces import mooncake_prompts
 
 PARTS = ("choice", "replay", "simulated")
@@ -143,7 +143,7 @@ def _replay(
     if {_ROUTED, _BIG} <= found.keys():
         lines.note(f"found, {_ROUTED} / {_BIG}", found[_ROUTED] / found[_BIG], "x")
     if {_ROUTED, _IN_TURN} <= firsts.keys():
-        lines.note(f"first token, {_ROUTED} / {_IN_TURN}", firsts[_ROUTED] / firsts[_IN_TURN], "x")
+        lines.note(f"first token, {_ROUTED} / {_IN_TURN}", firsts[_ROUTED] / firsts[_IN_TURN], LONGER)
 
 
 def _routed(configs: list[EngineConfig], router: Router, start: Start, log: Path) -> Fleet:

@@ -30,7 +30,7 @@ from engine.server.config import ServerConfig
 from engine.server.http.binding import tcp_socket
 from engine.server.http.listen import server
 from engine.start import start
-from minichat.bench.harness import Bench, Figure
+from minichat.bench.harness import FASTER, LONGER, Bench, Figure
 
 SHAPE = (256, 688, 6, 8, 4)  # about 13 million parameters: a step of one row takes 2 or 3 ms
 PROMPT = 32
@@ -58,7 +58,7 @@ def run(
             }
         behind.close()
     if 1 in speeds and 8 in speeds:
-        bench.note("from 1 to 8 clients (mini-infer: 3.9)", speeds[8] / speeds[1], "x")
+        bench.note("from 1 to 8 clients (mini-infer: 3.9)", speeds[8] / speeds[1], FASTER)
     if behind is not host:
         host.close()
 
@@ -101,7 +101,7 @@ class Load:
         figures = {figure.name: figure for figure in self._bench.figures}
         own, http = figures[here], figures[there]
         if self._cpu:
-            self._bench.note(f"cpu of HTTP / in process, {self._count}", cpu(http) / cpu(own), "x")
+            self._bench.note(f"cpu of HTTP / in process, {self._count}", cpu(http) / cpu(own), LONGER)
         self._bench.note(f"requests a second, {self._count}", http.median / self._tokens, "req/s")
         ranked = sorted(self._times)
         self._bench.note(f"TTFT p50, {self._count}", statistics.median(ranked), "s")

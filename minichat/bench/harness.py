@@ -10,6 +10,7 @@ from typing import Self
 
 from rich.progress import Progress
 
+FASTER, LONGER = "x as fast", "x as long"  # units of ratios
 Call = Callable[[], float | None]  # returns its number of units; None is one
 
 
@@ -108,7 +109,7 @@ class Bench:
         first, *others = calls
         speed = [{name: timing.units / timing.wall for name, timing in one.items()} for one in rounds]
         return {
-            name: self.note(f"{name} / {first}", [one[name] / one[first] for one in speed], "x")
+            name: self.note(f"{name} / {first}", [one[name] / one[first] for one in speed], FASTER)
             for name in others
         }
 
@@ -184,7 +185,12 @@ def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str =
         bench.note(f"{what}, {name}", values, unit)
     for name in others:
         ratios = [b / a for a, b in zip(found[first], found[name], strict=True)]
-        bench.note(f"{what}, {name} / {first}", ratios, "x")
+        bench.note(f"{what}, {name} / {first}", ratios, ratio_unit(unit))
+
+
+def ratio_unit(unit: str) -> str:
+    """The unit of a ratio of figures: of rates more is better, of times less."""
+    return FASTER if unit.endswith("/s") else LONGER
 
 
 def timed(name: str, call: Call) -> Timing:

@@ -94,9 +94,11 @@ def _refuse_idle(options: argparse.Namespace) -> None:
 def _prompt(options: argparse.Namespace) -> str:
     """The prompt. It may be empty only with --raw: then it is the start token alone."""
     words = [word for word in options.text if word != _STDIN]
-    piped = _piped() if words != options.text or not words else ""
+    if (dash := words != options.text) and sys.stdin.isatty():
+        raise BadInput(f"{_STDIN} stands for the piped input, but nothing is piped")
+    piped = _piped() if dash or not words else ""
     text = " ".join(words)
-    if words != options.text and text.strip() and not (options.raw or piped.strip() or sys.stdin.isatty()):
+    if dash and text.strip() and not (options.raw or piped.strip()):
         raise BadInput("standard input is empty, so nothing was sent; without - the text is sent alone")
     if options.raw or not text.strip() or not piped.strip():
         text += piped

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 from minichat.settings.keymap import types
-from minichat.shell.keys import IDS, Keys, key_name
+from minichat.shell.keys import IDS, Keys, as_set, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
 Row = tuple[str, str, str, str]  # keys, what they do, other words for both, and the ids of the bindings
@@ -123,7 +123,7 @@ class HelpScreen(Dialog[ScreenCommand]):
             rows = []
             for template, what in section.rows:
                 named, ids = self._keys.named(template), " ".join(IDS.findall(template))
-                rows.append((named, what, f"{named.replace('^', 'ctrl+')} {self._written(ids.split())}", ids))
+                rows.append((named, what, f"{as_set(named)} {self._written(ids.split())}", ids))
             yield self._keys.named(section.title), rows
 
     def _written(self, ids: Iterable[str]) -> str:

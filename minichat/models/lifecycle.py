@@ -282,7 +282,7 @@ class EngineLifecycle:
         self.ready.clear()
         self.program.poller.stop()
         place, main = self.program.backend.elsewhere, self.program.main
-        why = f"no link to {place} ({event.why}); reconnecting. Messages are queued"
+        why = f"no link to {place} ({event.why}); reconnecting. Idle chats queue a message"
         if event.stopped:
             why = f"{place} is being stopped; running replies may end"
         main.banner.say(why, fault=True)

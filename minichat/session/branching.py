@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.api.errors import UnknownRequest
@@ -70,6 +71,16 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
         return reply
 
     child.go_on(begin)
+
+
+def take(child: "Conversation", sample: Message) -> None:
+    """A sample takes the place of the chat's last reply, which becomes an earlier version."""
+    last = child.newest
+    [reply] = child.services.store.add_turn(child.chat.id, last, (replace(sample, id=0),), instead_of=last)
+    child.versions.begin(last)
+    child.chat.messages.append(reply)
+    child.reading.full = False
+    child.show_messages()
 
 
 async def branch(

@@ -1,16 +1,17 @@
 """The open chats: their order, the active one, and those shown beside it."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from engine.api.params import SamplingParams
 from engine.api.snapshot import RequestView, Snapshot
-from minichat.chats.errors import ChatGone
+from minichat.chats.errors import ChatChanged, ChatGone
 from minichat.chats.model import Chat, Edit, Message
 from minichat.chats.queries import PAGE
+from minichat.session.branching import take
 from minichat.session.conversation import Conversation
 from minichat.session.run import ConversationView
 from minichat.session.services import ChatServices
@@ -43,6 +44,8 @@ class OpenChats:
         self._unread = {each.chat.id: each.unread for each in self._all}  # as remembered here
         self._shown: list[Conversation] = []
         self._pinned = set(pinned)  # ids; closed chats keep their pins
+        # By chat, the message that its last samples answer, and the forks with them: their replies by chat.
+        self._samples: dict[int, tuple[int, dict[int, int]]] = {}
         self._turned: dict[int, bool] = {}  # those that were pinned or unpinned here and are not saved
         self._pinned_first()
         self.active = self.of(active) or self._all[-1]
@@ -100,16 +103,45 @@ class OpenChats:
         return self._add(fork, self._all.index(source) + 1)
 
     def spread(self, conversation: Conversation, others: list[Message]) -> None:
-        """Add forks of a chat, each ending with another sample."""
+        """Add forks of a chat, each ending with another sample. Those of an earlier try, in which nobody has
+        written, get it as a version of their reply.
+        """
         if conversation not in self._all:  # it was closed
             return
-        index = self._all.index(conversation)
-        for place, other in enumerate(others, start=index + 1):
-            chat = self.services.store.fork(conversation.chat.id, other.id)
-            chat.messages[-1] = replace(other, id=chat.messages[-1].id)
-            self.services.store.update(chat.messages[-1])
-            self._all.insert(place, Conversation(chat, self.services))
+        source = conversation.chat
+        question = source.messages[-2].id
+        asked, before = self._samples.get(source.id, (0, {}))
+        samples = before if asked == question else {}
+        free = [each for each in self._all if self._is_free(each, source, samples)]
+        place = self._all.index(conversation)
+        for other in others:
+            if (fork := self._renewed(free, other)) is None:
+                chat = self.services.store.fork(source.id, other.id)
+                chat.messages[-1] = replace(other, id=chat.messages[-1].id)
+                self.services.store.update(chat.messages[-1])
+                self._all.insert(place + 1, fork := Conversation(chat, self.services))
+            place, samples[fork.chat.id] = self._all.index(fork), fork.newest
+        self._samples[source.id] = question, samples
         self._pinned_first()
+
+    def _is_free(self, fork: Conversation, source: Chat, samples: Mapping[int, int]) -> bool:
+        """Whether the fork ends with its sample, and nobody writes in it, reads it or has changed it."""
+        chat = fork.chat
+        same = (chat.params, chat.system, chat.adapter) == (source.params, source.system, source.adapter)
+        quiet = fork is not self.active and fork.editing is None and not (fork.streaming or chat.draft)
+        return same and quiet and samples.get(chat.id) == fork.newest
+
+    def _renewed(self, free: list[Conversation], sample: Message) -> Conversation | None:
+        """The first of these forks, now with this sample as its reply."""
+        while free and sample.state != "failed":
+            fork = free.pop(0)
+            try:
+                take(fork, sample)
+            except (ChatChanged, ChatGone):
+                self.outdated([fork])
+            else:
+                return fork
+        return None
 
     def pin(self, conversation: Conversation, on: bool) -> None:
         """Pin or unpin a chat; pinned chats come first."""

@@ -60,6 +60,13 @@ def key_name(keys: str) -> str:
     return key if len(key) == 1 else "+".join(map(_word, key.split("+"))).replace("^+", "^")
 
 
+def as_set(named: str) -> str:
+    """The displayed names as the settings write them: pageup for PgUp, ctrl+x for ^X."""
+    for written, shown in _NAMES.items():
+        named = named.replace(shown, "ctrl+" if written == "ctrl" else written)
+    return named
+
+
 def _word(part: str) -> str:
     """The name of a key or of a modifier. A sign is shown as it is, not by its name in Unicode."""
     sign = typed_by(part)

@@ -74,7 +74,13 @@ async def test_a_cut_is_reported_and_messages_wait(bench: Callable[..., Any]) ->
         running.say("half ")
         it.backend.emit(lost())
         await it.until(lambda: "no link to box:8000 (the connection was lost)" in it.screen_text())
+        assert "reconnecting. Idle chats queue a message" in it.screen_text()
         await it.pilot.press("f5")  # no reason to start the program again
+        it.main.prompt.put("this chat waits for its reply")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("A is still replying" in each for each in it.notices()))
+        assert it.main.prompt.text == "this chat waits for its reply" and len(it.texts()) == 2
+        it.main.prompt.put("")
         await it.pilot.press("ctrl+n")
         it.main.prompt.put("while it is cut")
         await it.pilot.press("enter")

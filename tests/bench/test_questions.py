@@ -42,9 +42,9 @@ def values(result: CaseResult) -> dict[str, float]:
     return {each.name: each.median for each in result.figures}
 
 
-def printed(question: str, results: list[CaseResult]) -> str:
-    out = StringIO()
-    Console(width=200, file=out).print(import_module(f"minichat.bench.questions.{question}").page(results))
+def printed(question: str, results: list[CaseResult], device: str = "cpu") -> str:
+    out, module = StringIO(), import_module(f"minichat.bench.questions.{question}")
+    Console(width=200, file=out).print(module.page(results, {"device": device}))
     return out.getvalue()
 
 
@@ -199,6 +199,14 @@ def test_quick_stands_beside_the_docs() -> None:
     assert " 1 x " in page
     both = described(machine()), described(line["machine"])
     assert all(each in page for each in both), "processors of one name may have different instructions"
+
+
+@pytest.mark.parametrize(("device", "beside"), [("cpu", True), ("cuda", False)])
+def test_quick_stands_beside_figures_of_the_same_kind_of_device(device: str, beside: bool) -> None:
+    """The memory of a model is measured on both in the same words."""
+    weights = quick.Figure("weights", "MB", 12.0, 12.0, 12.0, 1)
+    page = printed("quick", [CaseResult("memory", "pocket", (weights,))], device)
+    assert "memory, weights" in page and (" x " in page) is beside
 
 
 def test_names_on_the_command_line_are_those_of_the_questions() -> None:

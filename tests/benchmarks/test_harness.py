@@ -1,14 +1,16 @@
 """The arithmetic of the harness, with fake clocks."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
 
+from benchmarks.alternating import Tree, alternate
 from minichat.bench import harness
-from minichat.bench.harness import Bench, Figure, Timing, in_unit, spread
+from minichat.bench.harness import Bench, Figure, Timing, in_unit, note_all, spread
 
 
 @pytest.fixture
@@ -65,8 +67,28 @@ def test_contenders_alternate_and_are_compared_with_the_first(
 
     ratios = bench.compare({"slow": contender("slow", 3.0), "fast": contender("fast", 1.0)})
     assert order == ["slow", "fast", "fast", "slow"] * 2
-    assert ratios == {"fast": Figure.of("fast / slow", "x", [3.0, 3.0, 3.0])}
+    assert ratios == {"fast": Figure.of("fast / slow", "x as fast", [3.0, 3.0, 3.0])}
     assert [figure.name for figure in bench.figures] == ["slow", "fast", "fast / slow"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "of_ratio"),
+    [("s", "x as long"), ("µs", "x as long"), ("tok/s", "x as fast"), ("GB/s", "x as fast")],
+)
+def test_a_ratio_says_whether_it_is_of_times_or_of_speeds(bench: Bench, unit: str, of_ratio: str) -> None:
+    note_all(bench, "a load", {"plain": [2.0, 4.0], "other": [1.0, 2.0]}, unit)
+    assert bench.figures[-1] == Figure.of("a load, other / plain", of_ratio, [0.5, 0.5])
+
+    class Answers(Tree):
+        def __init__(self, answer: float) -> None:
+            self.answer = answer
+
+        def ask(self, question: Any) -> Any:
+            return self.answer
+
+    alternate(bench, {"other": Answers(2.0), "this": Answers(1.0)}, {"a step": (0, unit)})
+    assert bench.figures[-1].name == "a step, this / other"
+    assert (bench.figures[-1].unit, bench.figures[-1].median) == (of_ratio, 0.5)
 
 
 def test_every_figure_is_recorded_at_once() -> None:

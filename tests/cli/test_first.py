@@ -113,7 +113,17 @@ def test_input_that_cannot_be_attached_is_bad_usage(
     assert ran.err.startswith(f"minichat: {error}")
 
 
-@pytest.mark.parametrize("words", [["-"], ["review this", "-"], ["--plain", "-"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-"],
+        ["review this", "-"],
+        ["--plain", "-"],
+        ["generate", "-"],
+        ["generate", "review this", "-"],
+        ["generate", "review this", "-", "--raw"],
+    ],
+)
 def test_a_dash_without_a_pipe_is_bad_usage(
     run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:

@@ -1,9 +1,10 @@
 """What each technique is worth: switched off alone, by an engine option or by how requests are sent."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -55,7 +56,7 @@ def _measure(setup: Setup, ablation: Ablation, bench: Bench) -> None:
     bench.note("worth", gains, "x")
 
 
-def page(results: Sequence[CaseResult]) -> Table:
+def page(results: Sequence[CaseResult], _: Mapping[str, Any]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("technique")
     for heading in ("with", "without", "worth", "spread"):

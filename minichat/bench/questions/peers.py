@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
-from typing import IO
+from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -155,7 +155,7 @@ def _note(bench: Bench, what: str, unit: str, found: dict[str, list[float]]) -> 
     bench.note(f"{what}, speed of {OURS.called}", ratios, "x")
 
 
-def page(results: Sequence[CaseResult]) -> Table:
+def page(results: Sequence[CaseResult], _: Mapping[str, Any]) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("peer")
     found.add_column("workload")

@@ -1,7 +1,7 @@
 """One page in two minutes: what this machine can do, beside the machines of the docs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
@@ -123,18 +123,19 @@ class _Shaped:
         bench.observe({"step": "s"}, call)
 
 
-def page(results: Sequence[CaseResult]) -> Group:
+def page(results: Sequence[CaseResult], settings: Mapping[str, Any]) -> Group:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("")
     for heading in ("this machine", "spread", "the docs", "this / docs"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("where")
-    reference = CaseFile(REFERENCE)
+    device = settings["device"]
+    lines = [each for each in CaseFile(REFERENCE).lines if each["settings"]["device"] == device]
     for result in results:
         if result.why_not:
             found.add_row(result.case, "not measured")
         for figure in result.named:
-            found.add_row(figure.name, *shown(figure), *_beside(figure, result, reference))
+            found.add_row(figure.name, *shown(figure), *_beside(figure, result, lines))
     here = machine()
     title = f"{described(here)}, load {here['load']}"
     problems = [f" {escape(each.case)}: {escape(each.why_not)}" for each in results if each.why_not]
@@ -143,9 +144,9 @@ def page(results: Sequence[CaseResult]) -> Group:
     )
 
 
-def _beside(figure: Figure, result: CaseResult, reference: CaseFile) -> tuple[str, str, str]:
+def _beside(figure: Figure, result: CaseResult, lines: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     """The newest figure of the docs for the same case."""
-    for line in reversed(reference.lines):
+    for line in reversed(lines):
         if (line["case"], line["about"]) == (result.case, result.about):
             for each in (Figure(**stored) for stored in line["figures"]):
                 if f"{result.case}, {each.name}" == figure.name and each.median:

@@ -183,7 +183,7 @@ def _show(question, results: list[CaseResult], run: Measurement, earlier: CaseFi
     if not console.is_terminal:
         console.width = _WIDTH
     if hasattr(question, "page"):
-        console.print(question.page(results))
+        console.print(question.page(results, run.settings))
     else:
         console.print(table(run.question, [figure for result in results for figure in result.named]))
         for result in results:

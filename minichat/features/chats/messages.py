@@ -54,7 +54,7 @@ MESSAGES = Feature(
                 ("{transcript.copy}", "copy the selection, the message or the last reply"),
                 (
                     "{transcript.find_next} {transcript.find_previous}",
-                    "next or previous match",
+                    "next or previous match, while find is open",
                 ),
                 ("Home End", "start or end of the chat"),
             ),

@@ -102,7 +102,8 @@ async def _preemption(guide: Guide) -> str:
     back = await guide.wait_for(Resumed, chat)
     return (
         f"Chat {name} gave up {blocks} and resumed automatically: {plural(back.cached, 'token')} were still "
-        "in the cache, the others were recomputed. Its text is the same as without the preemption."
+        "in the cache, the others were recomputed. Its text is the same as without the preemption (on a GPU "
+        "except at near ties)."
     )
 
 

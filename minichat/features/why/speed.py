@@ -8,6 +8,7 @@ from minichat.ui.monitor.figures import duration
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # the share of a step above which the host is the bottleneck
+_MOST = 0.5  # the share of a launch above which attention is the bottleneck
 _HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
 _NOTED = 0.05  # the share of a step from which on exchanges are worth a change
 _MODELS = ("draft", "exit")  # kinds of drafts that take work of the device
@@ -159,6 +160,7 @@ def _sentence(
         or _exchange_bound(shot)
         or _memory_bound(rows, chats, memory, arithmetic, largest)
         or _compute_bound(shot, rows, chats, arithmetic)
+        or _attention_bound(shot)
         or _far_from_limits(shot, chats, memory, arithmetic, attention)
     )
 
@@ -217,6 +219,27 @@ def _compute_bound(shot: Snapshot, rows: int, chats: str, arithmetic: Use) -> st
     sharing = f"{chats} {'uses' if rows == 1 else 'share'} it, and more would slow each other"
     why = "prompts are being prefilled" if _reads_prompts(shot) else sharing
     return f"Compute-bound: {arithmetic.share:.0%} of the device's peak; {why}."
+
+
+def _attention_bound(shot: Snapshot) -> str:
+    """Whether most of a launch is attention, as a CPU measures it: more rows do not share it.
+
+    The clock of models with recurrent states counts these, too, which do not grow with a chat.
+    """
+    if shot.split is None or shot.reads.states:
+        return ""
+    *parts, whole = shot.split
+    share = shot.split.attention / (max(whole, sum(parts)) or 1.0)
+    if share <= _MOST:
+        return ""
+    took = f"{share * shot.step_times.launch / shot.step_times.total:.0%} of a step"
+    if _reads_prompts(shot):
+        return f"Limited by attention over long prompts: it takes {took}; shorter ones are faster."
+    context = max((tokens for _, tokens in shot.rates.contexts), default=0.0)
+    return (
+        f"Limited by attention over {context:,.0f} tokens of context: it takes {took}, and grows with each "
+        "chat and its length; more or longer ones slow each other down."
+    )
 
 
 def _far_from_limits(shot: Snapshot, chats: str, memory: Use, arithmetic: Use, attention: float) -> str:

@@ -101,3 +101,66 @@ async def test_a_stopped_second_try_leaves_no_forks(bench: Callable[..., Any]) -
             reply.send(Delta(reply.id, finish=Finish.ABORTED, choice=choice, left=2 - choice))
         await it.until(lambda: it.texts()[-1][1] == "good day")
         assert len(it.app.chats) == 1
+
+
+async def again(it: Any, *texts: str) -> None:
+    """Regenerate the reply of the active chat, with as many samples as there are texts."""
+    asked = len(it.replies)
+    await it.pilot.press("alt+r")
+    await it.until(lambda: len(it.replies) > asked)
+    await sampled(it, *texts)
+
+
+async def sampled(it: Any, *texts: str) -> None:
+    """The samples of the last request, all to their ends."""
+    reply, chat = it.replies[-1], it.app.chats.active
+    for choice, text in enumerate(texts):
+        reply.send(Delta(reply.id, (choice,), text, choice=choice))
+    for choice in range(len(texts)):
+        reply.send(Delta(reply.id, finish=Finish.STOP, choice=choice, left=len(texts) - 1 - choice))
+    await it.until(lambda: not chat.streaming)
+
+
+def last(it: Any) -> list[str]:
+    return [each.chat.messages[-1].text for each in it.app.chats]
+
+
+@run
+async def test_new_tries_replace_the_others_that_nobody_has_written_in(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50), params=SamplingParams(temperature=0.7, n=3)) as it:
+        await it.say("hello")
+        await sampled(it, "one", "two", "three")
+        await it.until(lambda: last(it) == ["one", "two", "three"])
+        await again(it, "four", "five", "six")
+        await it.until(lambda: last(it) == ["four", "five", "six"])
+        assert "five" in it.screen_text() and "two" not in it.screen_text()
+        second = list(it.app.chats)[1]
+        assert [each.text for each in it.app.store.chat(second.chat.id).messages] == ["hello", "five"]
+        assert second.versions.switch() and last(it) == ["four", "two", "six"], "it is an earlier version now"
+        await again(it, "seven", "eight", "nine")
+        assert last(it) == ["seven", "two", "eight", "nine"], "what somebody has chosen stays"
+        it.app.chats.active.tune(SamplingParams(temperature=0.7, n=2))
+        await again(it, "ten", "eleven")
+        assert last(it) == ["ten", "eleven", "two", "eight", "nine"], "they are sampled otherwise"
+
+
+@run
+async def test_others_that_somebody_goes_on_with_stay(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50), params=SamplingParams(temperature=0.7, n=4)) as it:
+        await it.say("hello")
+        await sampled(it, "one", "two", "three", "four")
+        await it.until(lambda: len(it.app.chats) == 4)
+        first, second, third, _ = it.app.chats
+        it.main.go_to(second)
+        await it.say("go on")
+        await sampled(it, "and so on")
+        it.main.go_to(third)
+        it.main.prompt.put("a draft")
+        it.main.go_to(first)
+        await again(it, "1", "2", "3", "4")
+        assert sorted(last(it)) == ["1", "2", "3", "4", "and so on", "three"]
+        await it.say("another question")
+        await sampled(it, "5", "6", "7", "8")
+        assert sorted(last(it)) == ["2", "3", "4", "5", "6", "7", "8", "and so on", "three"], (
+            "the old ones stay"
+        )

@@ -1,8 +1,10 @@
-"""What the weights of a step cost: in a scheme, of experts, and of the head."""
+"""What parts of a step cost: weights in a scheme, of experts, of the head; attention as a CPU measures it."""
 
 from dataclasses import replace
 
-from engine.api.snapshot import StepTimes
+import pytest
+
+from engine.api.snapshot import StepSplit, StepTimes, Throughput
 from engine.api.speculation import Speculation
 from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
@@ -11,6 +13,14 @@ from minichat.ui.monitor.pane import ASCII
 from tests.app.engine.test_why import SPEEDS, shot
 
 COUNTED = Reads(100_000_000, ((0, 1000),), products=400_000_000)  # of weights in 4 bits
+TIMES = StepTimes(plan=0.001, launch=0.121, commit=0.003)
+SPLIT = StepSplit(attention=0.098, products=0.012, sampling=0.004, launch=0.121)
+CHATS = shot(TIMES, rows=12.0, split=SPLIT)
+LONG = replace(CHATS, rates=replace(CHATS.rates, contexts=((0, 19_200.0), (16, 192.0))))
+OF_CHATS = (
+    "Limited by attention over 19,200 tokens of context: it takes 78% of a step, and grows with each chat "
+    "and its length; more or longer ones slow each other down."
+)
 
 
 def test_products_count_whatever_the_scheme() -> None:
@@ -108,3 +118,43 @@ def test_no_share_exceeds_the_whole() -> None:
     found = explain(one, Speeds(rate / 2, 1.0))
     assert (found.memory.share, found.arithmetic.share) == (1.0, 1.0)
     assert explain(one, None).memory.most == 0.0
+
+
+def test_long_chats_are_limited_by_attention_and_not_by_small_operations() -> None:
+    assert explain(LONG, SPEEDS).sentence == OF_CHATS
+    short = replace(LONG, split=SPLIT._replace(attention=0.06))
+    assert "small operations" in explain(short, SPEEDS).sentence, "half of it or less"
+    assert "small operations" in explain(replace(LONG, split=None), SPEEDS).sentence, "it is not measured"
+
+
+def test_the_parts_of_a_launch_may_take_longer_than_the_whole() -> None:
+    """They are means of other steps."""
+    slower = SPLIT._replace(attention=0.15, launch=0.1)
+    assert "it takes 87% of a step" in explain(replace(LONG, split=slower), SPEEDS).sentence
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_it_is_said_whether_or_not_the_arithmetic_is_known(quantization: str) -> None:
+    assert explain(replace(LONG, quantization=quantization), SPEEDS).sentence == OF_CHATS
+
+
+def test_recurrent_states_are_not_called_attention() -> None:
+    states = replace(LONG, reads=LONG.reads._replace(states=1000))
+    assert "attention" not in explain(states, SPEEDS).sentence
+
+
+def test_with_drafts_it_is_the_same() -> None:
+    """Each request reads its context once more for each draft."""
+    drafts = Speculation("draft", 4, 40, 30, 10, True)
+    requests = tuple(each._replace(speculation=drafts) for each in LONG.requests)
+    rates = replace(LONG.rates, step_tokens=60.0)
+    assert explain(replace(LONG, requests=requests, rates=rates), SPEEDS).sentence == OF_CHATS
+
+
+def test_prompts_in_pieces_are_limited_by_attention_over_long_prompts() -> None:
+    rates = Throughput(prefill=2_000.0, steps=4.0, batch=1.0, step_tokens=512.0, contexts=((0, 7_000.0),))
+    reads = Reads(1_000_000, ((0, 1000),), attention=((0, 1000),))
+    pieces = replace(LONG, rates=rates, reads=reads)
+    assert explain(pieces, SPEEDS).sentence == (
+        "Limited by attention over long prompts: it takes 78% of a step; shorter ones are faster."
+    )

@@ -100,6 +100,7 @@ async def test_the_whole_tour_with_the_real_engine(bench: Callable[..., Any], tm
         at_an_end = "all of them full: nothing had to be copied"  # as many tokens as fill blocks, by chance
         assert (copies or [at_an_end])[0] in seen[2] and "  " not in seen[2]
         assert "resumed automatically" in seen[3]
+        assert "the same as without the preemption (on a GPU except at near ties)." in seen[3]
         assert len(preempted[3]) == 2
         assert "two of the three are preempted" in PAGES[4].watch
         assert "greedy" in seen[4]
