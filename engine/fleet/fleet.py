@@ -19,6 +19,7 @@ from engine.api.commands import (
     GetSnapshot,
     Preempt,
     ReportBlocks,
+    SetKvScheme,
     StartReplica,
     Submit,
     Update,
@@ -115,6 +116,8 @@ class Fleet(EngineClient):
             case StartReplica(replica=replica):
                 return answered(partial(self._start, replica))
         with self._events:  # so that all replicas get settings in the same order
+            if isinstance(command, SetKvScheme) and (alive := self._unfinished.total()):
+                return answered(partial(command.refuse_beside, alive))  # or idle replicas change alone
             answers = {number: self._replicas[number].send(command) for number in self._serving()}
             self._settings.sent(command, answers)
         return all_done([*answers.values()])
@@ -171,9 +174,14 @@ class Fleet(EngineClient):
         """Send a counted request."""
 
         def deliver(delta: Delta) -> None:
+            if not delta.last:
+                sink(delta)
+                return
+            with self._events:
+                self._unfinished[replica] -= 1  # before its sender knows, who may change the cache then
             sink(delta)
-            if delta.last:
-                self._one_less(replica)
+            with self._events:
+                self._leave_if_idle(replica)
 
         accepted = self._replicas[replica].send(command, deliver)
         accepted.add_done_callback(lambda done: self._one_less(replica) if done.exception() else None)

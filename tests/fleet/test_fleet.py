@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.api.commands import Abort, SetSwitch, Update
+from engine.api.commands import Abort, SetKvScheme, SetSwitch, Update
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
 from engine.api.events import Admitted, Died, Event, Finished, PromptRouted, Restarting, Switched
@@ -156,6 +156,17 @@ def test_a_switch_is_set_everywhere_and_reported_once(
     assert len([each for each in events if isinstance(each, Switched)]) == 1
     with pytest.raises(BadInput, match="nothing"):
         fleet.send(SetSwitch("nothing", True)).result()
+
+
+def test_no_replica_changes_its_cache_while_another_runs_a_request(fleet: Fleet) -> None:
+    stream = fleet.submit(PROMPT, LONG)
+    next(iter(stream))
+    with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
+        fleet.send(SetKvScheme("int8")).result()
+    fleet.send(Abort((stream.id,)))
+    stream.result()
+    with pytest.raises(BadInput, match="a dry run has no model"):  # now they are asked
+        fleet.send(SetKvScheme("int8")).result()
 
 
 def test_a_snapshot_of_all(fleet: Fleet) -> None:

@@ -108,6 +108,19 @@ def test_the_blocks_shown_are_those_on_disk_while_nothing_asks_for_one(tmp_path:
         assert becomes(lambda: engine.snapshot().tiers[0].in_use == 0)
 
 
+def test_blocks_that_a_full_disk_drops_are_not_counted_or_looked_for(tmp_path: Path) -> None:
+    with disk_engine(tmp_path, slots=8, blocks=40) as (engine, tier):
+        seen = errors(engine)
+        for number in range(4):
+            prompt = [*range(100 * number, 100 * number + 80)]  # five blocks
+            assert ask(engine, prompt) == alone(prompt, 4)
+            tier.flush()
+            assert engine.snapshot().tiers[0].in_use <= tier.size == 8
+        with closing(DiskIndex(tmp_path, 8 * 4096)) as index:
+            assert {*tier._slots} == {*index.slots(4096)}
+    assert not seen
+
+
 def test_names_of_another_model_scheme_or_tenant_are_never_found(tmp_path: Path) -> None:
     with disk_engine(tmp_path) as (engine, _):
         ask(engine, LONG)

@@ -35,7 +35,7 @@ def put(index: DiskIndex, *numbers: int, stride: int = STRIDE) -> dict[bytes, Di
             file.write(bytes([numbers[at] % 256]) * stride)
         return name(numbers[at])
 
-    return index.put([name(each) for each in numbers], stride, write)
+    return index.put([name(each) for each in numbers], stride, write, [])
 
 
 def kept(index: DiskIndex, stride: int = STRIDE) -> set[int]:
@@ -234,7 +234,7 @@ def test_a_write_that_fails_leaves_no_block(tmp_path: Path) -> None:
         return b""
 
     with pytest.raises(OSError, match="no space"):
-        index.put([name(1), name(2)], STRIDE, fail)
+        index.put([name(1), name(2)], STRIDE, fail, [])
     assert not kept(index)
     put(index, 1, 2)
     assert kept(index) == {1, 2}

@@ -73,7 +73,8 @@ class DiskTier(Tier):
     @property
     def used(self) -> int:
         self._look_soon()  # a later snapshot shows what other programs have stored or cleared
-        return len(self._slots) + len(self._waiting)
+        stored = len(self._slots)
+        return max(stored, min(stored + len(self._waiting), self.size))  # what waits may replace others
 
     def room(self) -> int:
         if self.problem and time.monotonic() < self._retry_at:
@@ -262,6 +263,7 @@ class DiskTier(Tier):
         self._refused.difference_update(names)
         stride = _stride(max(map(len, rows.values()), default=self._nbytes))  # maybe of the scheme before
         files: dict[int, int] = {}
+        evicted: list[BlockName] = []
 
         def write(at: int, slot: DiskSlot) -> bytes:
             if slot.file not in files:
@@ -273,7 +275,9 @@ class DiskTier(Tier):
             return _checksum(kept[at], row)
 
         try:
-            stored = index.put(kept, stride, write)
+            stored = index.put(kept, stride, write, evicted)
+            for name in evicted:
+                self._slots.pop(name, None)
             if stride == self._stride:
                 self._slots |= stored
             self.problem = self._behind(0.5, but=len(names))

@@ -117,17 +117,22 @@ class DiskIndex:
         return Contents(one[0], nbytes, one[1], one[2] or 0.0)
 
     def put(
-        self, names: Sequence[bytes], stride: int, write: Callable[[int, DiskSlot], bytes]
+        self,
+        names: Sequence[bytes],
+        stride: int,
+        write: Callable[[int, DiskSlot], bytes],
+        evicted: list[bytes],
     ) -> dict[bytes, DiskSlot]:
         """Store new blocks. `write` writes the one at an index into a slot, and returns its checksum.
 
-        Blocks that were used least recently are dropped to make room. Returns the slots of the blocks stored.
+        Blocks that were used least recently are dropped to make room, and are added to `evicted`. Returns the
+        slots of the blocks stored.
         """
         stored = {}
         with self._transaction() as dropped:
             known = self._known(names)
             fresh = [at for at, name in enumerate(names) if name not in known]
-            places = self._free_slots(stride, len(fresh), dropped)
+            places = self._free_slots(stride, len(fresh), dropped, evicted)
             now = time.time()
             for at, (file, slot) in zip(fresh, places, strict=False):
                 written = write(at, DiskSlot(file, slot * stride, b""))
@@ -184,7 +189,9 @@ class DiskIndex:
 
     # Room
 
-    def _free_slots(self, stride: int, count: int, dropped: list[int]) -> list[tuple[int, int]]:
+    def _free_slots(
+        self, stride: int, count: int, dropped: list[int], evicted: list[bytes]
+    ) -> list[tuple[int, int]]:
         """Up to `count` free slots, in files that have room, in new files, and in place of old blocks."""
         found: list[tuple[int, int]] = []
         slots = max(1, min(_SEGMENT, self._room // _SEGMENTS) // stride)
@@ -195,7 +202,9 @@ class DiskIndex:
                 continue
             if self._files_bytes() + slots * stride <= self._room:
                 self._db.execute("INSERT INTO segments (stride, slots) VALUES (?, ?)", (stride, slots))
-            elif not self._evict(stride, count - before, dropped):
+            elif old := self._evict(stride, count - before, dropped):
+                evicted += old
+            else:
                 break
         return found
 
@@ -238,24 +247,23 @@ class DiskIndex:
     def _files_bytes(self) -> int:
         return int(self._db.execute("SELECT coalesce(sum(stride * slots), 0) FROM segments").fetchone()[0])
 
-    def _evict(self, stride: int, count: int, dropped: list[int]) -> bool:
-        """Drop old blocks. If the oldest has another stride, a whole file of that stride goes."""
+    def _evict(self, stride: int, count: int, dropped: list[int]) -> list[bytes]:
+        """Drop old blocks, and return them. If the oldest has another stride, a whole file of it goes."""
         oldest = self._db.execute(
             "SELECT stride, segment FROM blocks JOIN segments ON segment = id ORDER BY used_at LIMIT 1"
         ).fetchone()
         if oldest is None:
-            return False
-        if oldest[0] == stride:
-            self._db.execute(
-                "DELETE FROM blocks WHERE name IN (SELECT name FROM blocks JOIN segments ON segment = id"
-                " WHERE stride = ? ORDER BY used_at LIMIT ?)",
-                (stride, count),
-            )
-        else:
-            self._db.execute("DELETE FROM blocks WHERE segment = ?", (oldest[1],))
+            return []
+        chosen, given = "stride = ? ORDER BY used_at LIMIT ?", (stride, count)
+        if other := oldest[0] != stride:
+            chosen, given = "segment = ? LIMIT ?", (oldest[1], -1)
+        query = f"SELECT name FROM blocks JOIN segments ON segment = id WHERE {chosen}"
+        old = self._db.execute(query, given).fetchall()
+        self._db.executemany("DELETE FROM blocks WHERE name = ?", old)
+        if other:
             self._db.execute("DELETE FROM segments WHERE id = ?", (oldest[1],))
             dropped.append(oldest[1])
-        return True
+        return [row[0] for row in old]
 
     def _empty_files(self) -> list[int]:
         empty = [row[0] for row in self._db.execute("SELECT id FROM segments WHERE used = 0")]
