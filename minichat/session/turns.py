@@ -58,9 +58,10 @@ class Reading:
         history = _history(self._chat, self._services.store)
         if self.left_out >= len(history):  # messages were deleted
             self.left_out = 0
-        before, began = self.left_out, _began(history)
-        if began > before and params.max_tokens is None and await self._tight(history):
-            self.left_out = began
+        before, starts = self.left_out, _starts(history, self.context)
+        for start in starts:
+            if start > self.left_out and params.max_tokens is None and await self._tight(history):
+                self.left_out = start
         if self.full or (params.max_tokens is None and await self._tight(history)):
             self.left_out, self.full = _later(history, self.left_out) or self.left_out, False
         while True:
@@ -75,10 +76,11 @@ class Reading:
                     adapter=adapter,
                 )
             except RequestTooLong:
-                start = began if began > self.left_out else _later(history, self.left_out)
-                self.left_out = before if start is None else start
-                if start is None:
+                known = [each for each in starts if each > self.left_out]
+                if (later := known[0] if known else _later(history, self.left_out)) is None:
+                    self.left_out = before
                     raise
+                self.left_out = later
             else:
                 if self.left_out > before:
                     self._services.report(
@@ -94,8 +96,8 @@ class Reading:
         if last is None or not self.context:
             return False
         most = self.context - min(last.tokens, self.context // _REPLY)
-        at_most = last.prompt_tokens + last.tokens + len(history[-1].whole.encode(errors="replace"))
-        if last.left_out == self.left_out and at_most <= most:  # a token is at least one byte
+        at_most = last.prompt_tokens + last.tokens + _at_most(history[-1])
+        if last.left_out == self.left_out and at_most <= most:
             return False
         return await self._services.backend.count(self.prompt()[0]) > most
 
@@ -106,10 +108,26 @@ def _history(chat: Chat, store: Store) -> list[Message]:
     return [*earlier, *newest[:-1]]
 
 
-def _began(history: Sequence[Message]) -> int:
-    """Where the prompt of the last reply began: its blocks may be kept, after a start and for a fork, too."""
-    start = next((each.stats.left_out for each in reversed(history) if each.stats is not None), 0)
-    return start if start < len(history) else 0
+def _starts(history: Sequence[Message], context: int) -> list[int]:
+    """Where the prompt may begin. The last reply's began at the last: its blocks may be kept, after a start
+    and for a fork, too. It began at those before until a context smaller than this one was outgrown.
+    """
+    replies = [(at, each.stats) for at, each in enumerate(history) if each.stats is not None]
+    starts = [replies[-1][1].left_out if replies else 0]
+    if starts[0] >= len(history):  # messages were deleted
+        return [0]
+    for at, stats in reversed(replies):
+        if stats.left_out < starts[0]:
+            room = min(stats.tokens, context // _REPLY) + _at_most(history[at + 1])
+            if stats.prompt_tokens + stats.tokens + room > context:
+                break
+            starts.insert(0, stats.left_out)
+    return starts
+
+
+def _at_most(message: Message) -> int:
+    """Its tokens at most: one is at least one byte."""
+    return len(message.whole.encode(errors="replace"))
 
 
 def _later(history: Sequence[Message], start: int) -> int | None:

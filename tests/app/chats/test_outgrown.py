@@ -114,6 +114,31 @@ async def test_after_a_start_and_in_a_fork_a_chat_is_read_from_where_it_was(
 
 
 @run
+@pytest.mark.parametrize("most_tokens", [None, 50])
+async def test_after_a_smaller_context_a_chat_is_read_from_where_it_was_before(
+    bench: Callable[..., Any], most_tokens: int | None
+) -> None:
+    async with bench((120, 40), backend=ShortContext([snapshot()])) as it:
+        if most_tokens:
+            it.app.chats.active.tune(SamplingParams(max_tokens=most_tokens))
+
+        async def begins(numbers: range, context: int, most: int, tokens: int) -> str:
+            it.backend.most, it.backend._snapshots = most, [snapshot(max_context=context)]
+            it.main.forget_requests()
+            it.main.wake()
+            await it.until(lambda: it.app.chats.active.reading.context == context)
+            for turn in numbers:
+                reply = await it.say(f"words{turn}")
+                reply.prompt_tokens = tokens
+                await it.answered(reply, "fine")
+            return read(it)[0]
+
+        assert await begins(range(31), 1000, 300, 900) == "words15"
+        assert await begins(range(31, 33), 40, 30, 30) == "words31"
+        assert await begins(range(33, 34), 1000, 300, 900) == "words15"
+
+
+@run
 @pytest.mark.parametrize(
     ("took", "length", "most", "reads"),
     [
