@@ -38,15 +38,25 @@ class Versions:
         before, end = self._split(self._chat.messages, self._after + 1)
         return bool(self._others and end) and (before[-1].id if before else 0) == self._after
 
-    def switch(self) -> bool:
-        """Show and store the version that was shown before. Return False if there is none."""
+    @property
+    def place(self) -> str:
+        """Which version is shown, in the order in which they were written: `2 of 3`."""
+        shown = self._split(self._chat.messages, self._after + 1)[1][0].id
+        written = sorted([shown, *(each[0].id for each in self._others)])
+        return f"{written.index(shown) + 1} of {len(written)}"
+
+    def switch(self, *, back: bool = True) -> bool:
+        """Show and store the version that was shown before. Return False if there is none.
+
+        The next switch goes further back, and to this one last. Without `back` it returns to this one.
+        """
         if not self.another:
             return False
         before, end = self._split(self._chat.messages, self._after + 1)
         earlier = self._others[-1]
         self._store.replace_end(self._chat.id, end[-1].id, self._after, earlier)
         self._others.pop()
-        self._add(end, 0)
+        self._add(end, 0 if back else len(self._others))
         self._chat.messages = [*before, *earlier]
         if not (before or self._chat.earlier or own_title(self._chat.title, end[0].text)):
             self._chat.title = title_from(earlier[0].text)
@@ -56,7 +66,7 @@ class Versions:
     def restore(self) -> bool:
         """The new reply was stopped or killed: return to a complete one. Return False if there is none."""
         try:
-            return self.complete and self.switch()
+            return self.complete and self.switch(back=False)
         except StoreError:  # the stopped one stays
             return False
 

@@ -94,7 +94,8 @@ class Missing:
 
 
 def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
-    """The first mentions that may be mistyped. `@dataclass` counts only if a file has almost this name.
+    """The first mentions that may be mistyped. `@dataclass` counts only if a file has almost this name,
+    and `@types/node` only if there is a folder `types`, or one of almost this name.
 
     Only a few: each is compared with all names of its folder, and pasted code may have hundreds.
     """
@@ -136,16 +137,34 @@ def _missing(mention: re.Match[str], name: str) -> Missing:
     if _VARIABLE.match(name) and _there(Path(path := os.path.expandvars(name))):
         return Missing(name, _quoted(path))
     above = folder_of(name)
-    last, listed = name.removeprefix(above), [each for each, _ in entries(above)]
+    there = _nearest_folder(above) or above
+    last, listed = name.removeprefix(above), [each for each, _ in entries(there)]
     known = {form.lower(): each for each in listed for form in (PurePath(each).stem, each)}
     near = get_close_matches(last.lower(), known, n=1, cutoff=_ALIKE)
     if near:
-        found = f"{above}{last if last in listed else known[near[0]]}"
+        found = f"{there}{last if last in listed else known[near[0]]}"
         return Missing(name, found if found == name else _quoted(found))
+    if there != above:
+        return Missing(name, _quoted(there))
     typed, start = mention.string, mention.start() + 1
     blank = (f"{above}{each}" for each in known.values() if " " in each)
     meant = (each for each in blank if typed.startswith((each, each.replace(" ", "\\ ")), start))
     return Missing(name, _quoted(next(meant, "")))  # the second form is that of a shell
+
+
+def _nearest_folder(folder: str) -> str:
+    """The folder, with those of most similar names for its parts that do not exist; empty if one has none."""
+    found = ""
+    for part in folder.split("/")[:-1]:
+        if not os.path.isdir(_path(found + part)):
+            known = {each.lower(): each for each, is_one in entries(found) if is_one}
+            swapped = (each for each in known if sorted(each) == sorted(part.lower()))
+            near = get_close_matches(part.lower(), known, n=1, cutoff=_ALIKE) or [*swapped]
+            if not near:
+                return ""
+            part = known[near[0]]
+        found += f"{part}/"
+    return found
 
 
 def text_of(name: str, data: bytes) -> str:

@@ -59,6 +59,7 @@ class Composing:
         self._context = context
         self._timer: Timer | None = None
         self._counted = 0  # characters of the text that was checked
+        self._engine = ("", 0)  # the model with its form, and the most tokens that it takes
         self._about: _About | None = None  # what was counted last
         self._fit: PromptFit | None = None  # the result, in the chat where the least is left
         self._warned = ""  # the text whose missing files the user was warned about
@@ -78,6 +79,12 @@ class Composing:
                 self._timer.reset()
         elif self.checked != Checked():
             self._show(Checked())
+
+    def note_engine(self, facts: str, limit: int) -> None:
+        """Schedule a check if the model or its limit has changed: the engine may be another one."""
+        if (facts, limit) != self._engine:
+            self._engine = facts, limit
+            self.note()
 
     def refused(self, text: str) -> bool:
         """Say why the text cannot be sent, if it has been found too long. Nothing is counted again."""

@@ -240,7 +240,7 @@ class MainScreen(FrameScreen[None]):
         if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts
             self.label()
-            self.composing.note()
+        self.composing.note_engine(facts, snapshot.max_context)
 
     def show_late(self, on: bool) -> None:
         """Show that the engine's answer is overdue, or that it is there."""

@@ -13,7 +13,7 @@ from minichat.ui.composing import Composing
 from minichat.ui.drafts import keep, unsent
 from minichat.ui.transcript.glyphs import one_line
 
-EARLIER = "Switch to the earlier reply"  # the command
+ANOTHER = "Switch to another reply"  # the command
 
 
 async def submit(context: Context, composing: Composing, text: str) -> None:
@@ -56,7 +56,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
             context.app.notify(f"Attached: {one_line(listed(files))}")
         if edited:
             kept = "Kept what you edited until the chat goes on or the reply is regenerated"
-            context.app.notify(f"{kept}. To see it: {_earlier(context)}")
+            context.app.notify(f"{kept}. To see it: {_way_to_another(context)}")
         if edited and context.chats.active is active:
             workspace.prompt.give_back(active.chat.draft)  # what was typed before the edit
     workspace.keep_drafts()
@@ -111,14 +111,14 @@ def stop(context: Context, conversation: Conversation) -> bool:
         why, when = ("No link", "it is back") if lack.unlinked else ("No answer", "the engine answers")
         _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
     if conversation.versions.complete:
-        way = f". To see the stopped one: {_earlier(context)}"
+        way = f". To see the stopped one: {_way_to_another(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
     return True
 
 
-def _earlier(context: Context) -> str:
-    """The way to the version that was shown before."""
-    return f"{context.keys.name('program.palette')}, {EARLIER}"
+def _way_to_another(context: Context) -> str:
+    """The way to what was shown before."""
+    return f"{context.keys.name('program.palette')}, {ANOTHER}"
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:

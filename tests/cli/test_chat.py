@@ -84,6 +84,26 @@ def test_a_mentioned_file_is_attached(
     assert ran.code == 1 and "minichat:" not in ran.out
 
 
+def test_a_missing_path_is_refused_and_what_looks_like_a_file_is_sent_as_text(
+    talk: Talk, prompts: list[list[dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("src").mkdir()
+    Path("src", "main.py").touch()
+    refused = ("/no/log", "./w/log", "../no.log", "~/no/log")
+    text = ("gone.log", "w/gone.log", "src/gone", "scr/main", "w/gone", "types/node")
+    lines = [f"@{each}" for each in (*refused, *text, '"no log"')]
+    ran = talk(*(each for line in lines for each in (line, "/new")))
+    assert [prompt[-1]["content"] for prompt in prompts] == [f"@{each}" for each in text]
+    assert ran.err.splitlines() == [
+        *(f"minichat: nothing was sent: no such file: {each}" for each in refused),
+        *(f"minichat: no such file: {each}. Sent without it" for each in text[:3]),
+        "minichat: no such file: scr/main; did you mean src/main.py? Sent without it",
+        "minichat: nothing was sent: no such file: no log",
+    ]
+    assert ran.code == 1
+
+
 def test_biases_are_written_as_in_the_servers_apis(talk: Talk) -> None:
     ran = talk('/set logit_bias {"5": 100}', "a", "/set logit_bias [[5, 100]]", "/new", "a")
     assert (ran.code, ran.err) == (0, "")

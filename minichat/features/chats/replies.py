@@ -2,6 +2,7 @@
 
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
+from minichat.session.conversation import Conversation
 from minichat.ui import sending
 
 
@@ -36,14 +37,21 @@ def stop_all(context: Context) -> None:
         sending.stop(context, conversation)
 
 
-def earlier(context: Context) -> None:
-    """Show the version of the last reply before this one."""
+def another(context: Context) -> None:
+    """Show the version of the last reply that was shown before, and say which one it is."""
     active = context.chats.active
     if active.streaming:
         sending.warn_busy(context, [active])
-    elif active.versions.switch():
+    elif active.versions.another:
+        context.app.end_notice(_version(active))
+        active.versions.switch()
         active.show_messages()
         context.workspace.label()
+        context.app.notify(_version(active))
+
+
+def _version(active: Conversation) -> str:
+    return f"Version {active.versions.place}"
 
 
 def edit(context: Context, message: Message | None = None) -> None:
@@ -81,9 +89,9 @@ REPLIES = Feature(
         ScreenCommand(
             "reply.earlier",
             "Reply",
-            sending.EARLIER,
-            earlier,
-            also="back former other restore version",
+            sending.ANOTHER,
+            another,
+            also="back earlier former other previous restore version",
             enabled=lambda context: context.chats.active.versions.another,
         ),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),

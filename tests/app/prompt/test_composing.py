@@ -207,7 +207,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('@"no such"', Missing("no such")),
         ("see @my plan.txt", Missing("my", '"my plan.txt"')),
         ("see @NOTES.txt", Missing("NOTES.txt", "notes.txt")),
-        ("see @SRC/main.PY", Missing("SRC/main.PY")),
+        ("see @SRC/main.PY", Missing("SRC/main.PY", "src/main.py")),
         ("see @src/MAIN.py", Missing("src/MAIN.py", "src/main.py")),
         ("thank the @src team", Missing("src", folder=True)),
         *(

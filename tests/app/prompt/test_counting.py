@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minichat.ui import composing
-from tests.app.conftest import run
+from tests.app.conftest import run, snapshot
 from tests.app.prompt.test_composing import below, narrow
 
 
@@ -60,3 +60,15 @@ async def test_a_long_message_is_not_counted_between_two_keys(
         assert not counts
         await it.until(lambda: below(it).startswith("51 of 63 tokens"))
         assert len(counts) == 1
+
+
+@run
+async def test_the_limit_follows_an_engine_that_is_restarted_with_fewer_blocks(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench(backend=narrow()) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.main.prompt.put("hello")
+        await it.until(lambda: below(it).startswith("6 of 63 tokens"))
+        it.main.show_snapshot(snapshot(max_context=32))
+        await it.until(lambda: below(it).startswith("6 of 31 tokens"))

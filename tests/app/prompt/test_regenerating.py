@@ -10,11 +10,11 @@ import pytest
 from engine.api.request import Finish
 from minichat.features.palette import entries
 from minichat.shell.paths import locate
-from minichat.ui.sending import EARLIER
+from minichat.ui.sending import ANOTHER
 from tests.app.conftest import run
 
 _GOOD = [("user", "hello", "done"), ("assistant", "a good reply", "done")]
-_KEPT = "Kept the earlier reply. To see the stopped one: ^P, Switch to the earlier reply"
+_KEPT = "Kept the earlier reply. To see the stopped one: ^P, Switch to another reply"
 
 
 async def _regenerate(it: Any, text: str = "") -> Any:
@@ -92,9 +92,26 @@ async def test_the_versions_of_a_reply_take_turns_until_the_chat_goes_on(bench: 
 
 
 @run
-async def test_the_palette_offers_an_earlier_reply_if_there_is_one(bench: Callable[..., Any]) -> None:
+async def test_the_first_switch_shows_the_version_that_was_stopped_and_the_next_ones_the_others(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.answered(await _regenerate(it), "two")
+        await _regenerate(it, "a stub")
+        await it.pilot.press("escape")
+        await it.until(lambda: it.texts()[-1][1] == "two")
+        await it.until(lambda: _KEPT in it.notices())
+        for text, number in (("a stub", 3), ("one", 1), ("two", 2), ("a stub", 3)):
+            await it.command("reply.earlier")
+            assert it.texts()[-1][1] == text
+            await it.until(lambda: it.notices()[-1] == f"Version {number} of 3")  # noqa: B023
+
+
+@run
+async def test_the_palette_offers_another_reply_if_there_is_one(bench: Callable[..., Any]) -> None:
     def offered() -> bool:
-        return any(each.title == EARLIER for each in entries(it.app.context))
+        return any(each.title == ANOTHER for each in entries(it.app.context))
 
     async with bench() as it:
         seen = [offered()]
@@ -118,7 +135,7 @@ async def test_an_edited_message_comes_back_with_its_reply(bench: Callable[..., 
         active = it.app.chats.active
         active.edit(active.messages[0].id)
         await it.answered(await it.say("goodbye"), "three")
-        way = "To see it: ^P, Switch to the earlier reply"
+        way = "To see it: ^P, Switch to another reply"
         kept = "Kept what you edited until the chat goes on or the reply is regenerated"
         await it.until(lambda: it.notices() == [f"{kept}. {way}"])
         assert it.texts() == other

@@ -1,0 +1,46 @@
+"""Mentions of files in folders that do not exist."""
+
+from pathlib import Path
+
+import pytest
+
+from minichat.session.attachments import CannotAttach, Missing, attach, missing
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in ("src/deep/tool.py", "src/main.py", "tests/it.py", "my papers/plan.md"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "form").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("scr/main", "src/main.py"),
+        ("scr/main.py", "src/main.py"),
+        ("scr/mian.py", "src/main.py"),
+        ("scr/gone", "src/"),
+        ("scr/", "src/"),
+        ("test/it.py", "tests/it.py"),
+        ("src/deeep/tool", "src/deep/tool.py"),
+        ("scr/deeep/tool", "src/deep/tool.py"),
+        ("./scr/main", "./src/main.py"),
+        ("my_papers/plan", '"my papers/plan.md"'),
+    ],
+)
+def test_a_folder_of_almost_that_name_is_offered(name: str, near: str) -> None:
+    assert missing(f"sum up @{name}, please") == (Missing(name, near),)
+
+
+def test_a_folder_below_an_absolute_path_is_offered(place: Path) -> None:
+    with pytest.raises(CannotAttach, match=f"did you mean {place}/src/main.py"):
+        attach(f"@{place}/scr/main.py")
+
+
+@pytest.mark.parametrize("name", ["types/node", "w/gone", "from/main", "scr", "form/main"])
+def test_other_words_with_a_slash_stay_text(name: str) -> None:
+    assert missing(f"import @{name}") == attach(f"import @{name}") == ()
