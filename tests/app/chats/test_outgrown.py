@@ -114,7 +114,7 @@ async def test_after_a_start_and_in_a_fork_a_chat_is_read_from_where_it_was(
 
 
 @run
-@pytest.mark.parametrize("most_tokens", [None, 50])
+@pytest.mark.parametrize("most_tokens", [None, 5])
 async def test_after_a_smaller_context_a_chat_is_read_from_where_it_was_before(
     bench: Callable[..., Any], most_tokens: int | None
 ) -> None:
@@ -134,7 +134,7 @@ async def test_after_a_smaller_context_a_chat_is_read_from_where_it_was_before(
             return read(it)[0]
 
         assert await begins(range(31), 1000, 300, 900) == "words15"
-        assert await begins(range(31, 33), 40, 30, 30) == "words31"
+        assert await begins(range(31, 33), 40, 30, 30) in ("words30", "words31")
         assert await begins(range(33, 34), 1000, 300, 900) == "words15"
 
 
