@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.api.events import Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.disk import DiskTier
 from engine.serving.engine import Engine
@@ -47,3 +48,14 @@ def drain_slowly(engine: Engine) -> None:
 
 def computed(engine: Engine) -> int:
     return sum(step.tokens for step in engine.runner.steps)
+
+
+def errors(engine: Engine) -> list[str]:
+    seen: list[str] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, Transferred) and event.error:
+            seen.append(event.error)
+
+    engine.bus.subscribe(see)
+    return seen

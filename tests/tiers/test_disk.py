@@ -15,16 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.events import Event, Transferred
 from engine.api.params import SamplingParams
 from engine.kv.tiers.disk import DiskTier
 from engine.kv.tiers.disk_index import DiskIndex
 from engine.kv.tiers.tier import DeviceBlocks
-from engine.serving.engine import Engine
 from tests.engine.ledger import alone
 from tests.examples import examples
 from tests.outputs import Output
-from tests.tiers.disk_engine import ask, computed, disk_engine, drain_slowly
+from tests.tiers.disk_engine import ask, computed, disk_engine, drain_slowly, errors
 from tests.waiting import becomes
 
 LONG = [*range(100, 180)]  # a prompt of five blocks
@@ -47,17 +45,6 @@ class OneBlock(DeviceBlocks):
 
     def read(self) -> Callable[[], np.ndarray]:
         return lambda: np.full((1, 8), 7, np.uint8)
-
-
-def errors(engine: Engine) -> list[str]:
-    seen: list[str] = []
-
-    def see(event: Event) -> None:
-        if isinstance(event, Transferred) and event.error:
-            seen.append(event.error)
-
-    engine.bus.subscribe(see)
-    return seen
 
 
 def test_the_next_engine_finds_the_blocks_of_a_chat(tmp_path: Path) -> None:
@@ -106,19 +93,6 @@ def test_the_blocks_shown_are_those_on_disk_while_nothing_asks_for_one(tmp_path:
         with closing(DiskIndex(tmp_path, 64 * 4096)) as index:
             index.clear()
         assert becomes(lambda: engine.snapshot().tiers[0].in_use == 0)
-
-
-def test_blocks_that_a_full_disk_drops_are_not_counted_or_looked_for(tmp_path: Path) -> None:
-    with disk_engine(tmp_path, slots=8, blocks=40) as (engine, tier):
-        seen = errors(engine)
-        for number in range(4):
-            prompt = [*range(100 * number, 100 * number + 80)]  # five blocks
-            assert ask(engine, prompt) == alone(prompt, 4)
-            tier.flush()
-            assert engine.snapshot().tiers[0].in_use <= tier.size == 8
-        with closing(DiskIndex(tmp_path, 8 * 4096)) as index:
-            assert {*tier._slots} == {*index.slots(4096)}
-    assert not seen
 
 
 def test_names_of_another_model_scheme_or_tenant_are_never_found(tmp_path: Path) -> None:

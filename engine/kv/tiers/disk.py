@@ -63,6 +63,7 @@ class DiskTier(Tier):
         self._retry_at = self._look_at = 0.0
         self._ended = False  # waiting blocks are not written
         self._measure()
+        self._guarded(DiskIndex.shrink)  # an earlier engine may have had more room
         self._guarded(self._look)  # now, so that the first request finds the blocks of earlier engines
 
     @property

@@ -189,6 +189,15 @@ class DiskIndex:
 
     # Room
 
+    def shrink(self) -> None:
+        """Drop the files whose blocks were used least recently, until the others fit in the room."""
+        used = "SELECT id FROM segments LEFT JOIN blocks ON segment = id GROUP BY id ORDER BY max(used_at)"
+        with self._transaction() as dropped:
+            while self._files_bytes() > self._room:
+                dropped += self._db.execute(used).fetchone()
+                self._db.execute("DELETE FROM blocks WHERE segment = ?", (dropped[-1],))
+                self._db.execute("DELETE FROM segments WHERE id = ?", (dropped[-1],))
+
     def _free_slots(
         self, stride: int, count: int, dropped: list[int], evicted: list[bytes]
     ) -> list[tuple[int, int]]:
