@@ -15,6 +15,7 @@ from engine.api.errors import (
     UnsupportedModel,
 )
 from engine.api.snapshot import Snapshot
+from engine.kernels.cpu.compiled import build
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalog import Model, identity
 from minichat.models.fetching import fetch
@@ -26,6 +27,7 @@ from minichat.shell.background import begin
 from minichat.shell.remembered import Remembered
 from minichat.start import Blame
 
+_LOOK = 0.5  # seconds between looks at what a load waits for
 _OF_THE_MODEL = (ModelNotFound, UnsupportedModel, BadCheckpoint)  # a restart finds the same model
 
 
@@ -170,7 +172,19 @@ class EngineLifecycle:
             meter.update(done, total)
             banner.say(f"loading {what}  {meter.text()}", meter.fraction)
 
-        return await load(progress)
+        async def tell_what_it_waits_for() -> None:
+            seen = 0
+            while True:
+                if build.compiling() and seen == meter.done:
+                    banner.say(f"loading {what}: compiling kernels for this CPU, kept for later starts")
+                seen = meter.done
+                await asyncio.sleep(_LOOK)
+
+        telling = asyncio.create_task(tell_what_it_waits_for())
+        try:
+            return await load(progress)
+        finally:
+            telling.cancel()
 
     def _started(self, snapshot: Snapshot) -> None:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal

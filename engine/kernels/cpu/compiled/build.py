@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -78,7 +80,8 @@ def _best(sources: Sequence[CFile]) -> CFile:
     return next((each for each in sources if not _missing(each)), sources[-1])
 
 
-_gate = threading.Lock()  # held while a kernel is compiled
+_gates = defaultdict[CFile, threading.Lock](threading.Lock)  # held while it is compiled
+_compiling = set[CFile]()
 
 
 @cache
@@ -107,18 +110,32 @@ def library(source: CFile) -> Path:
     """The file of the compiled kernels, which is in the cache or is compiled now. Raises OSError."""
     name = f"{Path(source.file).stem}-{source.bits}" if source.bits else Path(source.file).stem
     path = _folder() / f"{name}-{source.digest}.so"
-    with _gate:
+    with _gates[source]:
         if not path.is_file():
-            _compile(source, path)
+            _compiling.add(source)
+            try:
+                _compile(source, path)
+            finally:
+                _compiling.discard(source)
     return path
+
+
+def compiling() -> bool:
+    """Whether a compiler runs, for this process."""
+    return bool(_compiling)
 
 
 def prepare() -> None:
     """Compile what a model in bfloat16 needs, if this CPU can run it. `kernels` reports why it fails."""
-    for source in (products(16), rows(), attention()):
+
+    def compile_one(source: CFile) -> None:
         if not _missing(source):
             with suppress(OSError):
                 library(source)
+
+    sources = products(16), rows(), attention()
+    with ThreadPoolExecutor(len(sources)) as together:
+        list(together.map(compile_one, sources))
 
 
 def _missing(source: CFile) -> list[str]:

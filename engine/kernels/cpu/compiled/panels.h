@@ -15,7 +15,7 @@ ALWAYS int64_t start_of(int64_t block, int64_t rows, int64_t most) {
 }
 
 /* Write sums, from the output `at` on; a panel may have more outputs than the weight. */
-ALWAYS void write_outputs(Vector sum, const Weight *weight, int64_t at, uint16_t *out) {
+static __attribute__((noinline)) void write_outputs(Vector sum, const Weight *weight, int64_t at, uint16_t *out) {
     const int64_t count = weight->outputs - at;
     if (weight->bias) sum = sum + load_some(weight->bias + at, count);
     round_some_to(out + at, sum, count);

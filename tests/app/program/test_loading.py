@@ -1,0 +1,33 @@
+"""What the banner says of a model that loads."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.kernels.cpu.compiled import build
+from minichat.clients.fake import FakeBackend
+from tests.app.conftest import run, snapshot
+
+
+@run
+async def test_a_first_start_says_that_kernels_are_compiled(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights wait for them, so the bar would stay near 0 %."""
+    backend, compiles = FakeBackend([snapshot()]), [True]
+    monkeypatch.setattr(build, "compiling", lambda: compiles[0])
+    async with bench(backend=backend) as it:
+        backend.loaded.clear()
+        backend.progress = None
+        switching = asyncio.create_task(it.app.context.lifecycle.switch("pocket"))
+        await it.until(lambda: backend.progress is not None)
+        backend.progress(20_000, 10_000_000)
+        await it.until(lambda: "loading pocket: compiling kernels for this CPU" in it.screen_text())
+        compiles[0] = False
+        backend.progress(5_000_000, 10_000_000)
+        await it.until(lambda: "loading pocket  5.0 of 10.0 MB" in it.screen_text())
+        backend.loaded.set()
+        await switching
+        await it.until(lambda: "loading" not in it.screen_text())
