@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.api.commands import Command
+from engine.api.commands import Command, SetSwitch
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
-from engine.api.events import Delta, Event, Quantized, Recached
+from engine.api.events import Delta, Event, Quantized, Recached, Switched
 from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.places import DiskRoom
@@ -95,6 +95,7 @@ class LocalBackend:
         # The forms that weights and cache were converted to, by model.
         self._converted: dict[str, dict[str, str]] = {config.model: dict(forms)}
         self._config = self.config_of(config.model)
+        self._switched = dict[str, bool]()  # techniques that were switched on or off
         self._engine: EngineClient | None = None
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -138,6 +139,7 @@ class LocalBackend:
                 self._unsubscribe = self._engine.subscribe(partial(self._hear, forms))
                 reasons = any(OPEN in each for each in self._engine.templates.values())
                 self._opens_thinking = reasons and self._engine.opens_thinking()
+                self._switch_again(self._engine)
             finally:
                 self._loading = False
             return self._engine.snapshot()
@@ -160,6 +162,12 @@ class LocalBackend:
         if model != self._given.model:  # adapters and random weights are for that one only
             forms = forms | {"adapters": (), "dummy_weights": False}
         return replace(self._given, model=model, **forms)
+
+    def _switch_again(self, engine: "EngineClient") -> None:
+        """Switch a new engine's techniques as those of the last one."""
+        for name, on, _ in engine.snapshot().switches if self._switched else ():
+            if self._switched.get(name, on) != on:
+                engine.send(SetSwitch(name, not on)).result()
 
     def _close_engine(self) -> None:
         """Close the engine and free its memory, before the next one measures free memory."""
@@ -229,6 +237,8 @@ class LocalBackend:
     def _hear(self, forms: dict[str, str], event: Event) -> None:
         """Pass on an event. Runs on the engine's thread, perhaps while there is a new subscriber."""
         _note_form(event, forms)
+        if isinstance(event, Switched):
+            self._switched[event.name] = event.on
         for handler in self._handlers:
             handler(event)
 

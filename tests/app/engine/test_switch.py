@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.commands import SetKvScheme, SetQuantization
+from engine.api.commands import SetKvScheme, SetQuantization, SetSwitch
 from engine.api.config import EngineConfig
 from engine.api.errors import BadCheckpoint, EngineDead
 from engine.api.events import Bus, Delta, Died, Event, Handler
@@ -162,6 +162,20 @@ async def test_a_model_comes_back_in_the_form_it_was_converted_to(tmp_path: Path
     given = EngineConfig(model="pocket", kv_scheme="fp8")
     again = parser().parse_args(restart_words(options, given, backend.config_of(one), "pocket"))  # after F5
     assert (again.model, again.quantization, again.kv) == (one, "int8", "int8")
+    assert backend.close()
+
+
+@run
+async def test_a_new_engine_has_the_techniques_of_the_last_one(tmp_path: Path) -> None:
+    one = str(write_model(tmp_path / "one"))
+    backend = LocalBackend(EngineConfig(model=one, device="cpu", blocks=32))
+    shot = await backend.load(lambda *_: None)
+    usual = {each.name: each.on for each in shot.switches}
+    await backend.send(SetSwitch("prefix_cache", False))
+    await backend.send(SetSwitch("overlap", not usual["overlap"]))
+    await backend.send(SetSwitch("overlap", usual["overlap"]))
+    shot = await backend.switch(one, lambda *_: None)
+    assert {each.name: each.on for each in shot.switches} == usual | {"prefix_cache": False}
     assert backend.close()
 
 
