@@ -236,13 +236,6 @@ class SetKvScheme(Command[None]):
     def __post_init__(self) -> None:
         _check_name("scheme", self.scheme)
 
-    @staticmethod
-    def refuse_beside(alive: int) -> None:
-        """Raise BadInput if requests are alive."""
-        if alive:
-            wait = f"wait for {alive}, or end them"
-            raise BadInput(f"cannot change the cache while requests are alive: {wait}")
-
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command[None]):

@@ -144,6 +144,13 @@ def outside_vocab(vocab: int, tokens: Collection[int]) -> str:
     return f"token id {token} is out of range: this model has tokens 0 to {vocab - 1}"
 
 
+def refuse_beside(alive: int) -> None:
+    """Raise BadInput if requests are alive, whose blocks a change of the cache would lose."""
+    if alive:
+        wait = f"wait for {alive}, or end them"
+        raise BadInput(f"cannot change the cache while requests are alive: {wait}")
+
+
 def _shortened(value: object) -> object:
     """Keep a short JSON value; shorten anything else to the start of its repr."""
     match value:

@@ -24,7 +24,7 @@ from engine.api.commands import (
     Submit,
     Update,
 )
-from engine.api.errors import BadInput, Ending, EngineError
+from engine.api.errors import BadInput, Ending, EngineError, refuse_beside
 from engine.api.events import (
     AdapterChanged,
     BlockNamesChanged,
@@ -117,7 +117,7 @@ class Fleet(EngineClient):
                 return answered(partial(self._start, replica))
         with self._events:  # so that all replicas get settings in the same order
             if isinstance(command, SetKvScheme) and (alive := self._unfinished.total()):
-                return answered(partial(command.refuse_beside, alive))  # or idle replicas change alone
+                return answered(partial(refuse_beside, alive))  # or idle replicas change alone
             answers = {number: self._replicas[number].send(command) for number in self._serving()}
             self._settings.sent(command, answers)
         return all_done([*answers.values()])

@@ -7,8 +7,7 @@ of each call, because it is another one while the engine is recorded.
 
 from engine.api import events
 from engine.api.cache_spec import KV_SCHEMES
-from engine.api.commands import SetKvScheme
-from engine.api.errors import BadInput, EngineDead, EngineError, WeightsChanging
+from engine.api.errors import BadInput, EngineDead, EngineError, WeightsChanging, refuse_beside
 from engine.api.events import log
 from engine.api.snapshot import Change
 from engine.execution.changes import Recache, ReplaceLayer, Resize, UseScheme
@@ -77,7 +76,7 @@ class Lifecycle:
             known = ", ".join(KV_SCHEMES)
             raise BadInput(f"unknown KV scheme {scheme!r}; available: {known}", field="scheme", value=scheme)
         self.refuse_while_changing()
-        SetKvScheme.refuse_beside(alive)
+        refuse_beside(alive)
         if form == scheduler.kv.kv_scheme:
             return None
         if problem := next((each.why_not for each in runner.kv_schemes() if each.name == form), ""):
