@@ -40,7 +40,24 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE chats ADD COLUMN own_params TEXT",
     "CREATE TABLE deleted_chats (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
-# No migrations, since an older minichat would refuse the file. It ignores these tables.
+_KEPT = """
+        id INTEGER PRIMARY KEY,
+        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        after INTEGER NOT NULL,
+        role TEXT NOT NULL,
+        at REAL NOT NULL,
+        state TEXT NOT NULL,
+        writer TEXT NOT NULL,
+        error TEXT NOT NULL,
+        stats TEXT,
+        params TEXT,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        attachments TEXT
+"""
+# No migrations, since an older minichat would refuse the file. It ignores these tables, except `versions`: it
+# takes all rows of a chat there for one version. So that holds the one that was shown last, and another table
+# those that were shown before, in the order of their places.
 _ADDED = (
     """
     CREATE TABLE IF NOT EXISTS typed_systems (
@@ -55,23 +72,9 @@ _ADDED = (
         text TEXT NOT NULL
     )
     """,
-    """
-    CREATE TABLE IF NOT EXISTS versions (
-        id INTEGER PRIMARY KEY,
-        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
-        after INTEGER NOT NULL,
-        role TEXT NOT NULL,
-        at REAL NOT NULL,
-        state TEXT NOT NULL,
-        writer TEXT NOT NULL,
-        error TEXT NOT NULL,
-        stats TEXT,
-        params TEXT,
-        text TEXT NOT NULL,
-        reasoning TEXT NOT NULL,
-        attachments TEXT
-    )
-    """,
+    f"CREATE TABLE IF NOT EXISTS versions ({_KEPT})",
+    f"CREATE TABLE IF NOT EXISTS earlier_versions ({_KEPT}, place INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS earlier_versions_of_chat ON earlier_versions (chat_id, place)",
 )
 
 
@@ -79,8 +82,8 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIO
     """Migrate the database to the newest version in one transaction."""
     if _version(connection) != len(migrations):
         _advance(connection, migrations)
-    for table in _ADDED:
-        connection.execute(table)
+    for statement in _ADDED:
+        connection.execute(statement)
 
 
 def _advance(connection: sqlite3.Connection, migrations: Sequence[str]) -> None:
