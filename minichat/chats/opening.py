@@ -10,7 +10,7 @@ from typing import Literal
 from engine.sqlite import set_journal
 from minichat.chats.errors import NewerStore
 from minichat.chats.queries import make_last
-from minichat.chats.schema import migrate
+from minichat.chats.schema import migrate, set_ids_apart
 from minichat.shell.filesystems import networked
 from minichat.shell.paths import damaged_name, private_folder
 
@@ -177,5 +177,6 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
         lacking = "SELECT chat_id FROM earlier_versions EXCEPT SELECT chat_id FROM versions"
         for row in into.execute(lacking).fetchall():
             make_last(into, row["chat_id"])
+        set_ids_apart(into)
         into.execute("DELETE FROM edits WHERE (id, message) NOT IN (SELECT chat_id, id FROM messages)")
         return into.execute("SELECT count(*) FROM messages").fetchone()[0]

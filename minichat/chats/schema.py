@@ -86,6 +86,18 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIO
         connection.execute(statement)
 
 
+def set_ids_apart(connection: sqlite3.Connection) -> None:
+    """After rows were copied: new messages get larger ids than the versions, which may be put back."""
+    tables = ("messages", "versions", "earlier_versions")
+    found = [
+        connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0] for table in tables
+    ]
+    used = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'messages'").fetchone()
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'messages'")
+    newest = max(*found, used[0] if used else 0)
+    connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('messages', ?)", (newest,))
+
+
 def _advance(connection: sqlite3.Connection, migrations: Sequence[str]) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from minichat.chats import opening, queries
+from minichat.chats import opening, queries, returning
 from minichat.chats.errors import ChatChanged
 from minichat.chats.model import Message, State
 from minichat.chats.store import Store
 from minichat.chats.versions import Versions
 
 from .conftest import Opener
+from .test_returning import fill
 from .test_trouble import connection
 
 
@@ -236,6 +237,44 @@ def test_the_others_are_kept_if_the_last_one_is_damaged(path: Path, opened: Open
     store.close()
     opening.repaired(path, path.stat().st_ino).connection.close()
     assert texts(opened(), chat) == ["one", "three"]
+
+
+def stopped_last(store: Store) -> int:
+    """A chat whose newest message is a version: it was stopped, and a complete one came back."""
+    chat = asked(store)
+    again(store, chat, "a stub", "stopped")
+    assert Versions(store.chat(chat), store).restore()
+    return chat
+
+
+def check_ids(store: Store, chat: int) -> None:
+    other = asked(store)
+    again(store, other, "two")
+    again(store, other, "three")
+    assert texts(store, other) == ["one", "two", "three"]
+    assert Versions(store.chat(chat), store).switch()
+    assert texts(store, chat) == ["one", "a stub"]
+
+
+def test_new_messages_have_other_ids_than_versions_after_a_repair(path: Path, opened: Opener) -> None:
+    store = opened()
+    chat = stopped_last(store)
+    store.close()
+    opening.repaired(path, path.stat().st_ino).connection.close()
+    check_ids(opened(), chat)
+
+
+def test_new_messages_have_other_ids_than_versions_after_a_full_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store)
+    store.create_chat("x" * 100_000)
+    assert store.unsaved
+    chat = stopped_last(store)
+    monkeypatch.setattr(returning, "_AGAIN", 0.0)
+    store.keep_draft(chat, "")
+    assert not store.unsaved
+    check_ids(store, chat)
 
 
 # A kill
