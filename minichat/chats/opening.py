@@ -9,7 +9,8 @@ from typing import Literal
 
 from engine.sqlite import set_journal
 from minichat.chats.errors import NewerStore
-from minichat.chats.schema import migrate
+from minichat.chats.queries import make_last
+from minichat.chats.schema import migrate, set_ids_apart
 from minichat.shell.filesystems import networked
 from minichat.shell.paths import damaged_name, private_folder
 
@@ -158,7 +159,7 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
     with into:
         into.execute("BEGIN IMMEDIATE")
         into.execute("PRAGMA defer_foreign_keys = ON")
-        for table in ("chats", "messages", "typed_systems", "edits", "versions"):
+        for table in ("chats", "messages", "typed_systems", "edits", "versions", "earlier_versions"):
             for order in ("ASC", "DESC"):
                 with suppress(sqlite3.DatabaseError):
                     columns = [row[1] for row in broken.execute(f"PRAGMA table_info({table})")]
@@ -171,6 +172,11 @@ def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
             " WHERE chat_id NOT IN (SELECT id FROM chats) GROUP BY chat_id"
         )
         into.execute("DELETE FROM typed_systems WHERE id NOT IN (SELECT id FROM chats)")
-        into.execute("DELETE FROM versions WHERE chat_id NOT IN (SELECT id FROM chats)")
+        for table in ("versions", "earlier_versions"):
+            into.execute(f"DELETE FROM {table} WHERE chat_id NOT IN (SELECT id FROM chats)")
+        lacking = "SELECT chat_id FROM earlier_versions EXCEPT SELECT chat_id FROM versions"
+        for row in into.execute(lacking).fetchall():
+            make_last(into, row["chat_id"])
+        set_ids_apart(into)
         into.execute("DELETE FROM edits WHERE (id, message) NOT IN (SELECT chat_id, id FROM messages)")
         return into.execute("SELECT count(*) FROM messages").fetchone()[0]

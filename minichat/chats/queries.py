@@ -3,6 +3,7 @@
 import os
 import socket
 import sqlite3
+from itertools import groupby
 from typing import Any
 
 from minichat.chats.errors import ChatChanged, ChatGone, MessageGone
@@ -12,6 +13,7 @@ from minichat.chats.rows import GONE, chat_from, message_from, packed, packed_at
 from minichat.chats.search import SearchHit, found_in, holds, snippet
 
 PAGE = 20  # messages of a chat to load at first
+MOST_VERSIONS = 20  # of a reply, with the one that is shown
 END = 2**63 - 1  # larger than any id
 _COLUMNS = "id, chat_id, role, at, state, writer, error, stats, params, text, reasoning, attachments"
 INTERRUPTED = "minichat quit while this reply was streaming"
@@ -32,8 +34,8 @@ def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
     """The chat with its last messages, at least from the one that is edited, or before what was replaced."""
     row = chat_row(db, chat_id)
     edit = db.execute("SELECT message, text FROM edits WHERE id = ?", (chat_id,)).fetchone()
-    after, kept = replaced(db, chat_id)
-    needed = [*([edit["message"]] if edit else ()), *([after] if kept else ())]
+    after = replaced_after(db, chat_id)
+    needed = [*([edit["message"]] if edit else ()), *(() if after is None else (after,))]
     if needed and last > 0:
         count = "SELECT count(*) FROM messages WHERE chat_id = ? AND id >= ?"
         last = max(last, db.execute(count, (chat_id, min(needed))).fetchone()[0])
@@ -157,31 +159,106 @@ def update_message(db: Db, message: Message) -> bool:
     return db.execute(update, (*_changeable(message), message.id)).rowcount > 0
 
 
-def replaced(db: Db, chat_id: int) -> tuple[int, list[Message]]:
-    """What the last regeneration or edit has replaced, and the message before it; 0 if it was the first."""
-    rows = db.execute("SELECT * FROM versions WHERE chat_id = ? ORDER BY id", (chat_id,)).fetchall()
-    return rows[0]["after"] if rows else 0, [message_from(row) for row in rows]
+def replaced_after(db: Db, chat_id: int) -> int | None:
+    """The message before what was replaced: 0 if that begins the chat; None if nothing is kept."""
+    row = db.execute("SELECT after FROM versions WHERE chat_id = ?", (chat_id,)).fetchone()
+    return row["after"] if row else None
+
+
+def replaced(db: Db, chat_id: int) -> tuple[int, list[list[Message]]]:
+    """What regenerations or edits have replaced, the last one last, and the message before that."""
+    if (after := replaced_after(db, chat_id)) is None:
+        return 0, []
+    select = "SELECT * FROM earlier_versions WHERE chat_id = ? AND after = ? ORDER BY place, id"
+    earlier = groupby(db.execute(select, (chat_id, after)), key=lambda row: row["place"])
+    last = db.execute("SELECT * FROM versions WHERE chat_id = ? ORDER BY id", (chat_id,))
+    return after, [
+        [message_from(row) for row in rows] for rows in (*(list(each) for _, each in earlier), last)
+    ]
 
 
 def keep_replaced(db: Db, chat_id: int, first: int) -> None:
-    """Keep the messages from this id on. A complete reply stays kept while others in its place are not."""
-    messages = "FROM messages WHERE chat_id = ? AND id"
-    start = f"SELECT role, state, text || reasoning AS text {messages} >= ? ORDER BY id LIMIT 1"
-    begins = db.execute(start, (chat_id, first)).fetchone()
-    if begins is None or not begins["text"]:
-        return
-    after = db.execute(f"SELECT coalesce(max(id), 0) {messages} < ?", (chat_id, first)).fetchone()[0]
-    before, kept = replaced(db, chat_id)
-    better = kept and before == after and (kept[0].role, kept[0].state) == ("assistant", "done")
-    if better and begins["role"] == "assistant" and begins["state"] != "done":
-        return
-    forget_replaced(db, chat_id)
-    copy = f"INSERT INTO versions ({_COLUMNS}, after) SELECT {_COLUMNS}, ? {messages} >= ?"
-    db.execute(copy, (after, chat_id, first))
+    """Keep the messages from this id on, as the last version; others only if they are of the same place."""
+    before = "SELECT coalesce(max(id), 0) FROM messages WHERE chat_id = ? AND id < ?"
+    after = db.execute(before, (chat_id, first)).fetchone()[0]
+    db.execute("DELETE FROM versions WHERE chat_id = ? AND after != ?", (chat_id, after))
+    _forget_strays(db, chat_id)
+    columns = f"{_COLUMNS}, after"
+    move = (
+        f"INSERT INTO earlier_versions ({columns}, place) SELECT {columns}, ? FROM versions WHERE chat_id = ?"
+    )
+    db.execute(move, (_places(db, chat_id)[1] + 1, chat_id))
+    db.execute("DELETE FROM versions WHERE chat_id = ?", (chat_id,))
+    _set_aside(db, chat_id, after, _places(db, chat_id)[1] + 1)
+    _forget_oldest(db, chat_id)
+    make_last(db, chat_id)
+
+
+def put_back(db: Db, chat_id: int, after: int, *, back: bool) -> list[Message]:
+    """Put the last version in place of what is after that message. Keep that one as the first if the user
+    goes `back`, else as the last. Return the messages of the version.
+    """
+    if replaced_after(db, chat_id) != after:
+        raise ChatChanged
+    _forget_strays(db, chat_id)
+    first, last = _places(db, chat_id)
+    _set_aside(db, chat_id, after, first - 1 if back else last + 1)
+    db.execute("DELETE FROM messages WHERE chat_id = ? AND id > ?", (chat_id, after))
+    put = f"INSERT INTO messages ({_COLUMNS}) SELECT {_COLUMNS} FROM versions WHERE chat_id = ?"
+    db.execute(put, (chat_id,))
+    db.execute("DELETE FROM versions WHERE chat_id = ?", (chat_id,))
+    make_last(db, chat_id)
+    select = "SELECT * FROM messages WHERE chat_id = ? AND id > ? ORDER BY id"
+    return [message_from(row) for row in db.execute(select, (chat_id, after))]
+
+
+def make_last(db: Db, chat_id: int) -> None:
+    """The last of the earlier versions becomes the last version, which there is none of now."""
+    of_chat, columns = (chat_id, _places(db, chat_id)[1]), f"{_COLUMNS}, after"
+    rows = "FROM earlier_versions WHERE chat_id = ? AND place = ?"
+    db.execute(f"INSERT INTO versions ({columns}) SELECT {columns} {rows}", of_chat)
+    db.execute(f"DELETE {rows}", of_chat)
 
 
 def forget_replaced(db: Db, chat_id: int) -> None:
-    db.execute("DELETE FROM versions WHERE chat_id = ?", (chat_id,))
+    for table in ("versions", "earlier_versions"):
+        db.execute(f"DELETE FROM {table} WHERE chat_id = ?", (chat_id,))
+
+
+def _forget_strays(db: Db, chat_id: int) -> None:
+    """Forget what an older minichat, which does not know earlier versions, has left there: those of another
+    place, and those that it has shown or kept otherwise since.
+    """
+    last = "SELECT after FROM versions WHERE chat_id = ?1 LIMIT 1"
+    elsewhere = "id IN (SELECT id FROM messages) OR id IN (SELECT id FROM versions)"
+    strays = f"chat_id = ?1 AND (after IS NOT ({last}) OR {elsewhere})"
+    db.execute(f"DELETE FROM earlier_versions WHERE {strays}", (chat_id,))
+
+
+def _places(db: Db, chat_id: int) -> tuple[int, int]:
+    """The first and the last place of the earlier versions."""
+    ends = "SELECT coalesce(min(place), 0), coalesce(max(place), 0) FROM earlier_versions WHERE chat_id = ?"
+    first, last = db.execute(ends, (chat_id,)).fetchone()
+    return first, last
+
+
+def _set_aside(db: Db, chat_id: int, after: int, place: int) -> None:
+    """Copy what is shown after that message to the earlier versions, unless it begins with an empty one."""
+    shown = "FROM messages WHERE chat_id = ? AND id > ?"
+    begin = f"SELECT text || reasoning AS text {shown} ORDER BY id LIMIT 1"
+    begins = db.execute(begin, (chat_id, after)).fetchone()
+    if begins is not None and begins["text"]:
+        copy = f"INSERT INTO earlier_versions ({_COLUMNS}, after, place) SELECT {_COLUMNS}, ?, ? {shown}"
+        db.execute(copy, (after, place, chat_id, after))
+
+
+def _forget_oldest(db: Db, chat_id: int) -> None:
+    """Leave room for the version that is shown; those that were stopped go first."""
+    # With min(), SQLite takes the state from the same row: the first one of the version
+    written = "SELECT place, state, min(id) AS first FROM earlier_versions WHERE chat_id = ? GROUP BY place"
+    found = db.execute(f"{written} ORDER BY state = 'done', first", (chat_id,)).fetchall()
+    for row in found[: max(len(found) - (MOST_VERSIONS - 1), 0)]:
+        db.execute("DELETE FROM earlier_versions WHERE chat_id = ? AND place = ?", (chat_id, row["place"]))
 
 
 def settle_interrupted(db: Db) -> None:

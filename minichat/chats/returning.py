@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minichat.chats.errors import NewerStore
 from minichat.chats.opening import TIMEOUT, Opened, connected
+from minichat.chats.schema import set_ids_apart
 
 log = logging.getLogger("minichat.app")
 
@@ -89,6 +90,7 @@ def _replace(file: sqlite3.Connection, memory: sqlite3.Connection) -> None:
         names, holes = ", ".join(columns), ", ".join("?" * len(columns))
         rows = memory.execute(f"SELECT {names} FROM {table}")
         file.executemany(f"INSERT INTO {table} ({names}) VALUES ({holes})", map(tuple, rows))
+    set_ids_apart(file)
 
 
 def _size(memory: sqlite3.Connection) -> int:

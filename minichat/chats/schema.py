@@ -40,7 +40,24 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE chats ADD COLUMN own_params TEXT",
     "CREATE TABLE deleted_chats (key TEXT PRIMARY KEY) WITHOUT ROWID",
 )
-# No migrations, since an older minichat would refuse the file. It ignores these tables.
+_KEPT = """
+        id INTEGER PRIMARY KEY,
+        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        after INTEGER NOT NULL,
+        role TEXT NOT NULL,
+        at REAL NOT NULL,
+        state TEXT NOT NULL,
+        writer TEXT NOT NULL,
+        error TEXT NOT NULL,
+        stats TEXT,
+        params TEXT,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        attachments TEXT
+"""
+# No migrations, since an older minichat would refuse the file. It ignores these tables, except `versions`: it
+# takes all rows of a chat there for one version. So that holds the one that was shown last, and another table
+# those that were shown before, in the order of their places.
 _ADDED = (
     """
     CREATE TABLE IF NOT EXISTS typed_systems (
@@ -55,23 +72,9 @@ _ADDED = (
         text TEXT NOT NULL
     )
     """,
-    """
-    CREATE TABLE IF NOT EXISTS versions (
-        id INTEGER PRIMARY KEY,
-        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
-        after INTEGER NOT NULL,
-        role TEXT NOT NULL,
-        at REAL NOT NULL,
-        state TEXT NOT NULL,
-        writer TEXT NOT NULL,
-        error TEXT NOT NULL,
-        stats TEXT,
-        params TEXT,
-        text TEXT NOT NULL,
-        reasoning TEXT NOT NULL,
-        attachments TEXT
-    )
-    """,
+    f"CREATE TABLE IF NOT EXISTS versions ({_KEPT})",
+    f"CREATE TABLE IF NOT EXISTS earlier_versions ({_KEPT}, place INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS earlier_versions_of_chat ON earlier_versions (chat_id, place)",
 )
 
 
@@ -79,8 +82,20 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIO
     """Migrate the database to the newest version in one transaction."""
     if _version(connection) != len(migrations):
         _advance(connection, migrations)
-    for table in _ADDED:
-        connection.execute(table)
+    for statement in _ADDED:
+        connection.execute(statement)
+
+
+def set_ids_apart(connection: sqlite3.Connection) -> None:
+    """After rows were copied: new messages get larger ids than the versions, which may be put back."""
+    tables = ("messages", "versions", "earlier_versions")
+    found = [
+        connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0] for table in tables
+    ]
+    used = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'messages'").fetchone()
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'messages'")
+    newest = max(*found, used[0] if used else 0)
+    connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('messages', ?)", (newest,))
 
 
 def _advance(connection: sqlite3.Connection, migrations: Sequence[str]) -> None:

@@ -268,24 +268,21 @@ class Store:
 
         return self._database.write(work)
 
-    def replace_end(self, chat_id: int, newest: int, after: int, messages: Sequence[Message]) -> None:
-        """Put back messages that `add_turn` has replaced, in place of all after that id.
+    def replace_end(self, chat_id: int, newest: int, after: int, *, back: bool = True) -> list[Message]:
+        """Put the last version that `add_turn` has replaced in place of all after that message; return it.
 
-        Raise ChatChanged unless `newest` is the chat's last message.
+        What it replaces is kept as the first version, or as the last if not `back`. Raise ChatChanged unless
+        `newest` is the chat's last message, and the versions are of that place.
         """
 
-        def work(db: Db) -> None:
+        def work(db: Db) -> list[Message]:
             queries.check_newest(db, chat_id, newest)
-            queries.forget_replaced(db, chat_id)
-            queries.keep_replaced(db, chat_id, after + 1)
-            db.execute("DELETE FROM messages WHERE chat_id = ? AND id > ?", (chat_id, after))
-            for message in messages:
-                queries.insert_message(db, chat_id, message)
+            return queries.put_back(db, chat_id, after, back=back)
 
-        self._database.write(work)
+        return self._database.write(work)
 
-    def replaced(self, chat_id: int) -> tuple[int, list[Message]]:
-        """What a regeneration or an edit has replaced, and the message before it, until the chat goes on."""
+    def replaced(self, chat_id: int) -> tuple[int, list[list[Message]]]:
+        """What regenerations or edits have replaced until the chat goes on, and the message before that."""
         return self._database.read(lambda db: queries.replaced(db, chat_id))
 
     def check_newest(self, chat_id: int, newest: int) -> None:

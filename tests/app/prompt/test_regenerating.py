@@ -168,8 +168,9 @@ async def test_a_stopped_reply_to_an_edited_message_brings_nothing_back(bench: C
         await it.command("reply.earlier")
         assert it.texts()[0][1] == "goodbye"
     async with bench() as it:
-        await it.command("reply.earlier")
-        assert it.texts()[0][1] == "again"
+        for text in ("hello", "again", "goodbye"):
+            await it.command("reply.earlier")
+            assert it.texts()[0][1] == text
 
 
 @run
