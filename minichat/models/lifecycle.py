@@ -175,8 +175,10 @@ class EngineLifecycle:
         async def tell_what_it_waits_for() -> None:
             seen = 0
             while True:
-                if build.compiling() and seen == meter.done:
+                if seen == meter.done and build.compiling():
                     banner.say(f"loading {what}: compiling kernels for this CPU, kept for later starts")
+                elif seen == meter.done == meter.total > 0:
+                    banner.say(f"loading {what}: the weights are there, preparing kernels and the cache")
                 seen = meter.done
                 await asyncio.sleep(_LOOK)
 

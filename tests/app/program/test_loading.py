@@ -12,7 +12,7 @@ from tests.app.conftest import run, snapshot
 
 
 @run
-async def test_a_first_start_says_that_kernels_are_compiled(
+async def test_the_banner_says_what_a_load_waits_for(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights wait for them, so the bar would stay near 0 %."""
@@ -28,6 +28,8 @@ async def test_a_first_start_says_that_kernels_are_compiled(
         compiles[0] = False
         backend.progress(5_000_000, 10_000_000)
         await it.until(lambda: "loading pocket  5.0 of 10.0 MB" in it.screen_text())
+        backend.progress(10_000_000, 10_000_000)
+        await it.until(lambda: "pocket: the weights are there, preparing kernels" in it.screen_text())
         backend.loaded.set()
         await switching
         await it.until(lambda: "loading" not in it.screen_text())
