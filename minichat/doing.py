@@ -2,11 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from shutil import get_terminal_size
+from typing import TypeVar
 
 from minichat.shell.streams import harmless
+
+T = TypeVar("T")
 
 ERASE = "\r\x1b[K"
 
@@ -35,3 +39,26 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
     finally:
         if said:
             print(ERASE, end="", file=sys.stderr, flush=True)
+
+
+def waiting(
+    items: Iterable[T], what: str, arrived: Callable[[T], object], *, after: float = 1.0
+) -> Iterator[T]:
+    """Pass on items. Until one has arrived, show what is waited for, if that takes more than `after` seconds."""
+    rest = iter(items)
+    with doing() as say:
+        late = threading.Timer(after, say, (what,))
+        late.daemon = True
+        late.start()
+        try:
+            for item in rest:
+                if arrived(item):
+                    break
+                yield item
+            else:
+                return
+        finally:
+            late.cancel()
+            late.join()
+    yield item
+    yield from rest

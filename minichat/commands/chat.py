@@ -27,6 +27,7 @@ from minichat.commands.options import (
     sampling,
 )
 from minichat.completions.tab_names import complete_names
+from minichat.doing import waiting
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 from minichat.shell.streams import harmless
@@ -37,13 +38,14 @@ SET = """\
 _JSON = (  # parameters whose values are no single number or text
     *("logit_bias", "stop_ids", "logprob_token_ids", "allowed_token_ids", "bad_words", "grammar"),
 )
+_LEAVING = ("exit", "quit")  # typed on a terminal; a script that pipes them sends them
 HELP = f"""\
 @FILE           attach a file, anywhere in a message
 /new            start a new conversation
 {SET}
 /stats          show engine statistics
 /help           show this list
-/quit           quit (also Ctrl+D); Ctrl+C stops a reply, twice quits"""
+/quit           quit (also exit, quit, Ctrl+D); Ctrl+C stops a reply, twice quits"""
 
 
 def run(options: argparse.Namespace, first: Message | None = None) -> int:
@@ -77,7 +79,9 @@ class Talk:
                 if os.environ.get("TERM") != "dumb":
                     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
-            _say(f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands")
+            _say(
+                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands, /quit to leave"
+            )
         if first is not None:
             _say(f"> {first.text}")
             self._send(first)
@@ -86,6 +90,8 @@ class Talk:
                 if line.strip() == "/quit":
                     break
                 self._command(line)
+            elif line.strip() in _LEAVING and sys.stdin.isatty():
+                break
             elif not _is_text(line):
                 self._refuse("the line is not UTF-8 text and was not sent")
             elif line.strip():
@@ -168,7 +174,7 @@ class Talk:
             stream = self.host.submit(self._prompt(), self.params, adapter=self.adapter)
             stream.accepted.result()  # a refusal raises here
             opened = opening(self.host, self.params)
-            for delta in stream:
+            for delta in waiting(stream, "waiting for the reply", lambda each: each.text):
                 tokens += len(delta.tokens)
                 if first is None and tokens:
                     first, at_first = time.monotonic() - began, tokens

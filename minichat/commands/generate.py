@@ -27,6 +27,7 @@ from minichat.commands.options import (
     running,
     sampling,
 )
+from minichat.doing import waiting
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned, missing
@@ -185,7 +186,7 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first, at_first = [], 0, None, 0
     late = params.beams > 1 or params.samples > 1  # the tokens of the best one come at the end
-    for delta in stream:
+    for delta in waiting(stream, "waiting for the reply", lambda each: each.text and not as_json):
         tokens += len(delta.tokens)
         if first is None and (tokens or late):
             first, at_first = time.monotonic(), tokens or 1
@@ -248,7 +249,7 @@ def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> 
     stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
     stream.accepted.result()
     received: dict[int, list[tuple[float, Delta]]] = {}
-    for delta in stream:
+    for delta in waiting(stream, "waiting for the replies", lambda each: False):
         received.setdefault(delta.choice, []).append((time.monotonic(), delta))
     count = sum(len(delta.tokens) for each in received.values() for _, delta in each)
     if options.verbose:

@@ -372,3 +372,17 @@ def test_pasted_lines_are_one_message(root: Path, chat_model: Path) -> None:
     output = typed(root, chat_model, paste + b"\n/quit\n", "--plain", term="xterm")
     assert b"prefix hits" not in output and b"unknown command" not in output
     assert output.count(b" tok/s") == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("word", ["exit", "quit"])
+def test_words_that_leave_other_programs_leave_this_one(root: Path, chat_model: Path, word: str) -> None:
+    output = typed(root, chat_model, f"/stats\n{word}\n".encode(), "--plain", term="xterm")
+    assert b"prefix hits" in output and b" tok/s" not in output
+
+
+def test_a_script_may_send_the_words_that_leave(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("quit\n"))
+    assert run("chat", "--plain", "--model", chat_model, "--max-tokens", 2).out

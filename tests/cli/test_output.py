@@ -5,6 +5,8 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from engine.api.errors import EngineError
 from engine.api.request import Request
 from engine.scheduling.policy import POLICIES
 from minichat.commands.options import failed, show_progress
-from minichat.doing import doing
+from minichat.doing import doing, waiting
 from minichat.shell.streams import settle
 from tests.cases import soak
 from tests.cli.conftest import Run
@@ -183,6 +185,27 @@ def test_nothing_is_shown_meanwhile_where_it_could_not_be_removed(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: shows)
     with doing("loading") as say:
         say("more")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wait_is_shown_once_it_is_long_and_removed_before_what_arrives(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    shown = threading.Event()
+    monkeypatch.setattr("minichat.doing.harmless", lambda text, _: shown.set() or text)
+
+    def slow() -> Iterator[str]:
+        yield ""
+        assert shown.wait(20)
+        yield "one"
+        yield "two"
+
+    for item in waiting(slow(), "waiting", bool, after=0.01):
+        print(item, file=sys.stderr)
+    assert capsys.readouterr().err == "\n\r\x1b[Kwaiting ...\r\x1b[Kone\ntwo\n"
+    assert [*waiting(["one", "two"], "waiting", bool)] == ["one", "two"]
+    assert [*waiting([""], "waiting", bool)] == [""]
     assert capsys.readouterr().err == ""
 
 
