@@ -44,7 +44,7 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
 def waiting(
     items: Iterable[T], what: str, arrived: Callable[[T], object], *, after: float = 1.0
 ) -> Iterator[T]:
-    """Pass on items. Until one has arrived, show what is waited for, if that takes more than `after` seconds."""
+    """Pass on items. Until one has arrived, show what is waited for, if that takes over `after` seconds."""
     rest = iter(items)
     with doing() as say:
         late = threading.Timer(after, say, (what,))

@@ -30,8 +30,8 @@ class TorchMetadata:
 
     def __init__(self, batch: Batch) -> None:
         self.places, self._batch = batch.places, batch
-        where = batch.places, batch.host_tables, batch.host_contexts, batch.single, batch.block_size
-        self.single = compiled.SingleTokens(*where) if batch.places.is_cpu else None
+        where = batch.places, batch.host_tables, batch.host_starts, batch.host_contexts, batch.block_size
+        self.tokens = compiled.StepTokens(*where) if batch.places.is_cpu else None
 
     @cached_property
     def rows(self) -> list[AttentionRow]:
@@ -82,15 +82,10 @@ class TorchAttention:
         return keys, values
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
-        if (single := metadata.single) is None or not compiled.takes(layer, q):
-            cells = self.write_cells(k, v, layer, metadata)
-            return _attend_rows(metadata.rows, q, *cells, layer).to(q.dtype)
-        found = single.attend(q, k, v, layer)
-        if single.rows == len(q):
-            return found
-        keys, values = (CacheCells.of_layer(each, None) for each in (layer.keys, layer.values))
-        rest = _attend_rows(metadata.rows[single.rows :], q, keys, values, layer)
-        return torch.cat((found, rest.to(q.dtype)))
+        if (tokens := metadata.tokens) is not None and compiled.takes(layer, q):
+            return tokens.attend(q, k, v, layer)
+        cells = self.write_cells(k, v, layer, metadata)
+        return _attend_rows(metadata.rows, q, *cells, layer).to(q.dtype)
 
     def attend_latents(
         self, q: Tensor, k: Tensor, up: LatentProjections, layer: KVLayer, metadata: TorchMetadata

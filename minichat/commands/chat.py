@@ -45,7 +45,7 @@ HELP = f"""\
 {SET}
 /stats          show engine statistics
 /help           show this list
-/quit           quit (also exit, quit, Ctrl+D); Ctrl+C stops a reply, twice quits"""
+/quit           quit (also exit, Ctrl+D); Ctrl+C stops a reply, twice quits"""
 
 
 def run(options: argparse.Namespace, first: Message | None = None) -> int:
@@ -79,9 +79,8 @@ class Talk:
                 if os.environ.get("TERM") != "dumb":
                     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
-            _say(
-                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands, /quit to leave"
-            )
+            ways = "/help for commands, /quit to leave"
+            _say(f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; {ways}")
         if first is not None:
             _say(f"> {first.text}")
             self._send(first)

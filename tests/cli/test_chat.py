@@ -277,7 +277,7 @@ def test_only_replies_go_to_a_file(run: Run, chat_model: Path, monkeypatch: pyte
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     ran = run("chat", "--plain", "--model", chat_model, "--max-tokens", 4, "--temperature", 0)
     assert ran.out == run("generate", "a", "--model", chat_model, "--max-tokens", 4, "--temperature", 0).out
-    assert "/help for commands\n> > step " in ran.err
+    assert "/help for commands, /quit to leave\n> > step " in ran.err
 
 
 def test_a_first_message_is_answered_once_if_the_output_is_no_terminal(

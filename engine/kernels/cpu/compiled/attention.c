@@ -1,19 +1,22 @@
-/* Attention of rows of one token over their cached keys and values, in bfloat16 with sums in float32.
+/* Attention of tokens over their cached keys and values, in bfloat16 with sums in float32.
 
-Each row is computed alone, and its context is read in tiles of positions: neither the other rows, nor the places
+Each token is computed alone, and its context is read in tiles of positions: neither the other rows, nor the places
 of its blocks, nor the number of threads change a bit.
 */
 #include "vectors.h"
+#include <stdlib.h>
 
 enum { TILE = 128, ALONE = 1 << 17 };      /* ALONE: multiplications that are not worth a second thread */
+enum { TOGETHER = 8 };                     /* tokens of a row that share what is read */
 enum { MOST = LANES / 4, WIDE = 4 };       /* heads, and vectors of each, whose sums fit the registers */
 
 typedef struct {  /* of a step */
     const int64_t *places;    /* of each token: where its key and value are written */
+    const int32_t *rows;      /* of each token */
+    const int32_t *contexts;  /* of each token: how many tokens it sees, itself included */
     const int32_t *tables;    /* of each row: its blocks */
-    const int32_t *contexts;  /* of each row: how many tokens it sees, itself included */
-    int64_t tokens, rows, width, block;  /* width: blocks of a row of the tables; block: tokens, whole sixteens */
-    int64_t total;            /* of the contexts of the rows */
+    int64_t tokens, width, block;  /* width: blocks of a row of the tables; block: tokens, whole sixteens */
+    int64_t total;            /* of the contexts */
 } Step;
 
 typedef struct {  /* of a layer */
@@ -50,16 +53,33 @@ ALWAYS Vector scores_of(const uint16_t *query, const uint16_t *key, int64_t apar
     return sums_of(sum);
 }
 
+/* The same, of keys that were read before: LANES parts for each part of the query. */
+ALWAYS Vector scores_of_parts(const uint16_t *query, const Part *parts, int64_t dim) {
+    Vector sum[LANES];
+    UNROLL for (int n = 0; n < LANES; n++) sum[n] = same(0);
+    for (int64_t i = 0; i < dim; i += PART, parts += LANES) {
+        const Part part = part_of(query + i, dim - i);
+        UNROLL for (int n = 0; n < LANES; n++) sum[n] = plus_products(sum[n], part, parts[n]);
+    }
+    return sums_of(sum);
+}
+
+ALWAYS void read_parts(const uint16_t *key, int64_t apart, int64_t dim, Part *parts) {
+    for (int64_t i = 0; i < dim; i += PART, parts += LANES)
+        UNROLL for (int n = 0; n < LANES; n++) parts[n] = part_of(key + n * apart + i, dim - i);
+}
+
 /* Scores become weights, relative to the largest score so far. Returns what earlier sums are multiplied by.
 
-The tokens are those from `low` to `high`, of which `weight` begins with the LANES tokens that hold the first. */
+The tokens are those from `low` to `high`. */
 ALWAYS float weigh(float *weight, int64_t low, int64_t high, float *most, float *total) {
     Vector largest = same(*most), sum = same(0);
-    for (int64_t t = 0; t < high; t += LANES)
+    const int64_t first = low / LANES * LANES;
+    for (int64_t t = first; t < high; t += LANES)
         largest = choose(between(low - t, high - t), larger(largest, load(weight + t)), largest);
     const float top = largest_of(largest);
     const float by = first_of(exponential(same(*most - top)));
-    for (int64_t t = 0; t < high; t += LANES) {
+    for (int64_t t = first; t < high; t += LANES) {
         const Vector power = exponential(load(weight + t) - same(top));
         const Vector each = choose(between(low - t, high - t), power, same(0));
         sum = sum + each;
@@ -88,76 +108,107 @@ ALWAYS void add_values(const int heads, const int wide, const float *weight, int
         UNROLL for (int n = 0; n < wide; n++) store(out + h * next + i + n * LANES, sum[h][n]);
 }
 
-/* Some key heads of a row, and the heads that share each. A tile's keys of all of them are near each other. */
-static void attend_heads(const Step *step, const Layer *layer, int64_t row, int64_t kv_heads, const uint16_t *q,
-                         const uint16_t *keys, const uint16_t *values, const uint16_t *sinks, uint16_t *out) {
+/* Some key heads of tokens that follow each other in a row, and the heads that share each. A tile's keys of all
+of them are near each other. `apart`: of queries, from one token to the next. */
+static void attend_heads(const Step *step, const Layer *layer, int64_t token, int64_t tokens, int64_t kv_heads,
+                         const uint16_t *q, int64_t apart, const uint16_t *keys, const uint16_t *values,
+                         const uint16_t *sinks, uint16_t *out) {
     const int64_t group = layer->heads / layer->kv_heads, dim = layer->key_dim, wide = layer->value_dim;
     const int64_t key_apart = layer->kv_heads * dim, value_apart = layer->kv_heads * wide, heads = kv_heads * group;
-    const int64_t end = step->contexts[row];
-    const int64_t start = layer->window && end > layer->window ? end - layer->window : 0;
-    const int32_t *table = step->tables + row * step->width;
-    float sum[heads][wide], weight[group][TILE], by[group], most[heads], total[heads];
+    const int32_t *ends = step->contexts + token, *table = step->tables + step->rows[token] * step->width;
+    int64_t starts[TOGETHER] = {0};
+    float sum[tokens][heads][wide], weight[tokens][group][TILE], by[group], most[tokens][heads], total[tokens][heads];
+    Part parts[(dim + PART - 1) / PART * LANES];
     memset(sum, 0, sizeof sum);
-    for (int64_t h = 0; h < heads; h++) {
-        const uint32_t sink = sinks ? (uint32_t)sinks[h] << 16 : 0xff800000;  /* minus infinity */
-        memcpy(&most[h], &sink, 4);
-        total[h] = sinks != 0;
+    for (int64_t n = 0; n < tokens; n++) {
+        starts[n] = layer->window && ends[n] > layer->window ? ends[n] - layer->window : 0;
+        for (int64_t h = 0; h < heads; h++) {
+            const uint32_t sink = sinks ? (uint32_t)sinks[h] << 16 : 0xff800000; /* minus infinity */
+            memcpy(&most[n][h], &sink, 4);
+            total[n][h] = sinks != 0;
+        }
     }
-    for (int64_t tile = start / TILE * TILE; tile < end; tile += TILE) {
-        const int64_t first = tile > start ? tile : start / LANES * LANES;  /* each vector is in one block */
-        const int64_t low = start > first ? start - first : 0, high = (tile + TILE < end ? tile + TILE : end) - first;
-        int64_t place[TILE / LANES];
-        for (int64_t t = 0; t < high; t += LANES)
-            place[t / LANES] = table[(first + t) / step->block] * step->block + (first + t) % step->block;
+    for (int64_t tile = starts[0] / TILE * TILE; tile < ends[tokens - 1]; tile += TILE) {
+        int64_t low[TOGETHER], high[TOGETHER], place[TILE / LANES];
+        for (int64_t n = 0; n < tokens; n++) {
+            low[n] = starts[n] > tile ? starts[n] - tile : 0;
+            high[n] = tile + TILE < ends[n] ? TILE : ends[n] - tile;
+        }
+        const int64_t first = low[0] / LANES * LANES, last = high[tokens - 1];
+        for (int64_t t = first; t < last; t += LANES) /* which are in one block */
+            place[t / LANES] = table[(tile + t) / step->block] * step->block + (tile + t) % step->block;
         for (int64_t head = 0; head < kv_heads; head++) {
             const uint16_t *value[TILE];
-            for (int64_t t = 0; t < high; t += LANES) {
-                const int64_t at = place[t / LANES];
-                for (int64_t n = 0; n < LANES; n++) value[t + n] = values + (at + n) * value_apart + head * wide;
-                for (int64_t g = 0; g < group; g++) {
-                    const uint16_t *query = q + (head * group + g) * dim, *key = keys + at * key_apart + head * dim;
-                    store(weight[g] + t, scores_of(query, key, key_apart, dim) * same(layer->scale));
-                }
-            }
             const int64_t own = head * group;
-            for (int64_t g = 0; g < group; g++)
-                by[g] = weigh(weight[g], low, high, &most[own + g], &total[own + g]);
-#define ADD(HEADS, VECTORS) add_values(HEADS, VECTORS, weight[g], TILE, by + g, value, low, high, i, sum[own + g], wide)
+            for (int64_t t = first; t < last; t += LANES) {
+                const int64_t at = place[t / LANES];
+                const uint16_t *key = keys + at * key_apart + head * dim;
+                for (int64_t n = 0; n < LANES; n++) value[t + n] = values + (at + n) * value_apart + head * wide;
+                if (tokens > 1) read_parts(key, key_apart, dim, parts);
+                for (int64_t n = 0; n < tokens; n++)
+                    for (int64_t g = 0; g < group && t < high[n] && t + LANES > low[n]; g++) {
+                        const uint16_t *query = q + n * apart + (own + g) * dim;
+                        const Vector scores = tokens > 1 ? scores_of_parts(query, parts, dim)
+                                                         : scores_of(query, key, key_apart, dim);
+                        store(weight[n][g] + t, scores * same(layer->scale));
+                    }
+            }
+            for (int64_t n = 0; n < tokens; n++) {
+                if (low[n] >= high[n]) continue;
+                for (int64_t g = 0; g < group; g++)
+                    by[g] = weigh(weight[n][g], low[n], high[n], &most[n][own + g], &total[n][own + g]);
+#define ADD(HEADS, VECTORS) add_values(HEADS, VECTORS, weight[n][g], TILE, by + g, value, low[n], high[n], i, \
+                                       sum[n][own + g], wide)
 #define EACH_HEAD(VECTORS) do { \
-                int64_t g = 0; \
-                for (; g + MOST <= group; g += MOST) ADD(MOST, VECTORS); \
-                for (; g < group; g++) ADD(1, VECTORS); \
-            } while (0)
-            int64_t i = 0;
-            for (; i + WIDE * LANES <= wide; i += WIDE * LANES) EACH_HEAD(WIDE);
-            for (; i < wide; i += LANES) EACH_HEAD(1);
+                    int64_t g = 0; \
+                    for (; g + MOST <= group; g += MOST) ADD(MOST, VECTORS); \
+                    for (; g < group; g++) ADD(1, VECTORS); \
+                } while (0)
+                int64_t i = 0;
+                for (; i + WIDE * LANES <= wide; i += WIDE * LANES) EACH_HEAD(WIDE);
+                for (; i < wide; i += LANES) EACH_HEAD(1);
+            }
         }
     }
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < wide; i += LANES) {
-            round_to(out + h * wide + i, load(sum[h] + i) / same(total[h]));
-        }
+    for (int64_t n = 0; n < tokens; n++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < wide; i += LANES)
+                round_to(out + (n * layer->heads + h) * wide + i, load(sum[n][h] + i) / same(total[n][h]));
 }
 
-/* Write the keys and values of all tokens, and attend for the first `rows`, which have one token each.
+/* How many tokens of a row are computed together, from this one on. */
+static int64_t together_from(const Step *step, int64_t token) {
+    int64_t count = 1;
+    while (count < TOGETHER && token + count < step->tokens && step->rows[token + count] == step->rows[token]) count++;
+    return count;
+}
+
+/* Write the keys and values of all tokens, and attend for each. Returns whether it failed, for lack of memory.
 
 `apart`: numbers from one token to the next, of queries, keys and values. `sinks`: of each head, or null. */
-void attend(const Step *step, const Layer *layer, const uint16_t *q, const uint16_t *k, const uint16_t *v,
-            int64_t q_apart, int64_t k_apart, int64_t v_apart, uint16_t *keys, uint16_t *values,
-            const uint16_t *sinks, uint16_t *out, int threads) {
+int attend(const Step *step, const Layer *layer, const uint16_t *q, const uint16_t *k, const uint16_t *v,
+           int64_t q_apart, int64_t k_apart, int64_t v_apart, uint16_t *keys, uint16_t *values,
+           const uint16_t *sinks, uint16_t *out, int threads) {
     const int64_t kv_heads = layer->kv_heads, group = layer->heads / kv_heads;
     const int64_t key = kv_heads * layer->key_dim, value = kv_heads * layer->value_dim;
+    int64_t *firsts = malloc((step->tokens + 1) * sizeof *firsts), units = 0;
+    if (!firsts) return 1;
     for (int64_t t = 0; t < step->tokens; t++) {
         memcpy(keys + step->places[t] * key, k + t * k_apart, 2 * key);
         memcpy(values + step->places[t] * value, v + t * v_apart, 2 * value);
     }
+    for (int64_t t = 0; t < step->tokens; t += together_from(step, t)) firsts[units++] = t;
+    firsts[units] = step->tokens;
     const int64_t work = step->total * layer->heads * (layer->key_dim + layer->value_dim);
-    const int64_t together = step->rows < threads ? 1 : kv_heads, parts = kv_heads / together;
+    const int64_t most = units < threads ? 1 : kv_heads, parts = kv_heads / most;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && work > ALONE)
-    for (int64_t n = 0; n < step->rows * parts; n++) {
-        const int64_t row = n / parts, head = n % parts, first = head * group;
-        attend_heads(step, layer, row, together, q + row * q_apart + first * layer->key_dim,
-                     keys + head * layer->key_dim, values + head * layer->value_dim, sinks ? sinks + first : sinks,
-                     out + (row * layer->heads + first) * layer->value_dim);
+    for (int64_t n = 0; n < units * parts; n++) {
+        const int64_t token = firsts[n / parts], head = n % parts, first = head * group;
+        attend_heads(step, layer, token, firsts[n / parts + 1] - token, most,
+                     q + token * q_apart + first * layer->key_dim, q_apart, keys + head * layer->key_dim,
+                     values + head * layer->value_dim, sinks ? sinks + first : sinks,
+                     out + (token * layer->heads + first) * layer->value_dim);
     }
+    free(firsts);
+    return 0;
 }

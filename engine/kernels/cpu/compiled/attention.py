@@ -1,4 +1,4 @@
-"""Attention of rows of one token in bfloat16, by a compiled kernel. Measured in docs/attention-cpu.md."""
+"""Attention in bfloat16, by a compiled kernel. Measured in docs/attention-cpu.md."""
 
 import ctypes
 from functools import cache
@@ -42,8 +42,8 @@ class _Step(ctypes.Structure):
     """As in attention.c."""
 
     _fields_ = [
-        *((name, _P) for name in ("places", "tables", "contexts")),
-        *((name, _N) for name in ("tokens", "rows", "width", "block", "total")),
+        *((name, _P) for name in ("places", "rows", "contexts", "tables")),
+        *((name, _N) for name in ("tokens", "width", "block", "total")),
     ]
 
 
@@ -68,38 +68,44 @@ def _layer(spec: LayerSpec) -> _Layer | None:
 @cache
 def _kernel() -> Any:
     found = build.kernels(build.attention()).attend
-    found.argtypes, found.restype = _ARGUMENTS, None
+    found.argtypes, found.restype = _ARGUMENTS, ctypes.c_int
     return found
 
 
-class SingleTokens:
-    """The rows of a step that have one token each, which are its first ones."""
+class StepTokens:
+    """The tokens of a step, each with its row and its context."""
 
-    def __init__(self, places: Tensor, tables: np.ndarray, contexts: np.ndarray, rows: int, block: int):
-        """`places`: where the keys of all tokens are written. `tables` and `contexts`: of all rows."""
-        self.rows = rows
+    def __init__(
+        self, places: Tensor, tables: np.ndarray, starts: np.ndarray, contexts: np.ndarray, block: int
+    ):
+        """`places`: where the keys of all tokens are written. The others are of the rows."""
+        counts = np.diff(starts)
+        rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        # The last token of a row sees all of its context, the one before that one less.
+        seen = contexts[rows] - (starts[1:][rows] - 1 - np.arange(len(rows)))
         self._kept = (
             places.contiguous(),
+            rows,
+            np.ascontiguousarray(seen, np.int32),
             np.ascontiguousarray(tables, np.int32),
-            np.ascontiguousarray(contexts, np.int32),
         )
-        addresses = self._kept[0].data_ptr(), self._kept[1].ctypes.data, self._kept[2].ctypes.data
-        total = int(contexts[:rows].sum())
-        self._step = _Step(*addresses, len(places), rows, tables.shape[1], block, total)
+        addresses = self._kept[0].data_ptr(), *(each.ctypes.data for each in self._kept[1:])
+        self._step = _Step(*addresses, len(places), tables.shape[1], block, int(seen.sum()))
         self._address = ctypes.addressof(self._step)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer) -> Tensor:
-        """Write the keys and values of all tokens, and return [rows, heads, value_dim] of the rows."""
+        """Write the keys and values of all tokens, and return [tokens, heads, value_dim]."""
         spec, sinks = layer.spec, layer.sinks
         sizes = _layer(spec)
-        assert sizes is not None and k.shape[0] == v.shape[0] == self._step.tokens
-        out = q.new_empty(self.rows, spec.heads, spec.value_dim)
+        assert sizes is not None and q.shape[0] == k.shape[0] == v.shape[0] == self._step.tokens
+        out = q.new_empty(len(q), spec.heads, spec.value_dim)
         q, k, v = by_token(q), by_token(k), by_token(v)
         given = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0)
         cells = layer.keys.data_ptr(), layer.values.data_ptr(), None if sinks is None else sinks.data_ptr()
-        _kernel()(
+        if _kernel()(
             self._address, ctypes.addressof(sizes), *given, *cells, out.data_ptr(), torch.get_num_threads()
-        )
+        ):
+            raise MemoryError("there is no memory for a step of attention")
         return out
 
 
