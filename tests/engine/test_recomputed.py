@@ -1,12 +1,14 @@
-"""A reply on a CPU has the same bits whatever its tokens were computed with, also if they were computed twice."""
+"""A reply on a CPU has the same bits whatever was computed beside it, and if its tokens were computed twice."""
 
 import random
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
+from engine.kernels.cpu.compiled import product
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.outputs import Output
@@ -17,6 +19,8 @@ LONG = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=3, l
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """The built-in model in bfloat16, with little room."""
+    if problem := product.why_not(16, torch.bfloat16):
+        pytest.skip(f"torch's products may depend on their rows: {problem}")
     return start(EngineConfig(model="pocket", device="cpu", blocks=24))
 
 

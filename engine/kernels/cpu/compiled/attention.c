@@ -90,22 +90,19 @@ ALWAYS float weigh(float *weight, int64_t low, int64_t high, float *most, float 
     return by;
 }
 
-/* Add the weighted values of some tokens to the sums of some heads, which are multiplied by `by` before.
-
-`apart`: from one head's weights to the next; `next`: from one head's sums to the next. */
-ALWAYS void add_values(const int heads, const int wide, const float *weight, int64_t apart, const float *by,
-                       const uint16_t *const *value, int64_t low, int64_t high, int64_t i, float *out, int64_t next) {
+/* Add the weighted values of some tokens to some sums, each of which is multiplied by its `by` before. */
+ALWAYS void add_values(const int sums, const int wide, float *const *weight, const float *by,
+                       const uint16_t *const *value, int64_t low, int64_t high, int64_t i, float *const *out) {
     Vector sum[MOST][WIDE];
-    UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int n = 0; n < wide; n++) sum[h][n] = load(out + h * next + i + n * LANES) * same(by[h]);
+    UNROLL for (int s = 0; s < sums; s++)
+        UNROLL for (int n = 0; n < wide; n++) sum[s][n] = load(out[s] + i + n * LANES) * same(by[s]);
     for (int64_t t = low; t < high; t++)
         UNROLL for (int n = 0; n < wide; n++) {
             const Vector some = floats_of(value[t] + i + n * LANES);
-            UNROLL for (int h = 0; h < heads; h++)
-                sum[h][n] = plus_product(sum[h][n], some, same(weight[h * apart + t]));
+            UNROLL for (int s = 0; s < sums; s++) sum[s][n] = plus_product(sum[s][n], some, same(weight[s][t]));
         }
-    UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int n = 0; n < wide; n++) store(out + h * next + i + n * LANES, sum[h][n]);
+    UNROLL for (int s = 0; s < sums; s++)
+        UNROLL for (int n = 0; n < wide; n++) store(out[s] + i + n * LANES, sum[s][n]);
 }
 
 /* Some key heads of tokens that follow each other in a row, and the heads that share each. A tile's keys of all
@@ -117,7 +114,8 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t token, in
     const int64_t key_apart = layer->kv_heads * dim, value_apart = layer->kv_heads * wide, heads = kv_heads * group;
     const int32_t *ends = step->contexts + token, *table = step->tables + step->rows[token] * step->width;
     int64_t starts[TOGETHER] = {0};
-    float sum[tokens][heads][wide], weight[tokens][group][TILE], by[group], most[tokens][heads], total[tokens][heads];
+    float sum[tokens][heads][wide], weight[tokens * group][TILE], by[tokens * group];
+    float most[tokens][heads], total[tokens][heads], *weights[tokens * group], *outs[tokens * group];
     Part parts[(dim + PART - 1) / PART * LANES];
     memset(sum, 0, sizeof sum);
     for (int64_t n = 0; n < tokens; n++) {
@@ -140,6 +138,11 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t token, in
         for (int64_t head = 0; head < kv_heads; head++) {
             const uint16_t *value[TILE];
             const int64_t own = head * group;
+            for (int64_t n = 0; n < tokens; n++)
+                for (int64_t g = 0; g < group; g++) {
+                    weights[n * group + g] = weight[n * group + g], outs[n * group + g] = sum[n][own + g];
+                    if (low[n] > first || high[n] < last) memset(weight[n * group + g], 0, sizeof *weight);
+                }
             for (int64_t t = first; t < last; t += LANES) {
                 const int64_t at = place[t / LANES];
                 const uint16_t *key = keys + at * key_apart + head * dim;
@@ -150,24 +153,23 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t token, in
                         const uint16_t *query = q + n * apart + (own + g) * dim;
                         const Vector scores = tokens > 1 ? scores_of_parts(query, parts, dim)
                                                          : scores_of(query, key, key_apart, dim);
-                        store(weight[n][g] + t, scores * same(layer->scale));
+                        store(weight[n * group + g] + t, scores * same(layer->scale));
                     }
             }
-            for (int64_t n = 0; n < tokens; n++) {
-                if (low[n] >= high[n]) continue;
-                for (int64_t g = 0; g < group; g++)
-                    by[g] = weigh(weight[n][g], low[n], high[n], &most[n][own + g], &total[n][own + g]);
-#define ADD(HEADS, VECTORS) add_values(HEADS, VECTORS, weight[n][g], TILE, by + g, value, low[n], high[n], i, \
-                                       sum[n][own + g], wide)
-#define EACH_HEAD(VECTORS) do { \
-                    int64_t g = 0; \
-                    for (; g + MOST <= group; g += MOST) ADD(MOST, VECTORS); \
-                    for (; g < group; g++) ADD(1, VECTORS); \
-                } while (0)
-                int64_t i = 0;
-                for (; i + WIDE * LANES <= wide; i += WIDE * LANES) EACH_HEAD(WIDE);
-                for (; i < wide; i += LANES) EACH_HEAD(1);
+            for (int64_t s = 0; s < tokens * group; s++) {
+                const int64_t n = s / group, h = own + s % group;
+                by[s] = low[n] < high[n] ? weigh(weight[s], low[n], high[n], &most[n][h], &total[n][h]) : 1;
             }
+#define ADD(SUMS, VECTORS) add_values(SUMS, VECTORS, weights + s, by + s, value, low[s / group], \
+                                      high[(s + SUMS - 1) / group], i, outs + s)
+#define ADD_ALL(VECTORS) do { \
+                int64_t s = 0; \
+                for (; s + MOST <= tokens * group; s += MOST) ADD(MOST, VECTORS); \
+                for (; s < tokens * group; s++) ADD(1, VECTORS); \
+            } while (0)
+            int64_t i = 0;
+            for (; i + WIDE * LANES <= wide; i += WIDE * LANES) ADD_ALL(WIDE);
+            for (; i < wide; i += LANES) ADD_ALL(1);
         }
     }
     for (int64_t n = 0; n < tokens; n++)
