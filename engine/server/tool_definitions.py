@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.grammar.source import too_large
-from engine.server.http.errors import ApiError
+from engine.server.http.errors import ApiError, quoted
 from engine.server.reply_grammar import ToolCallRules
 from engine.server.tool_calls.formats import Style
 from engine.server.tool_calls.rules import Function
@@ -50,13 +50,19 @@ def _function(given: dict[str, Any], place: str) -> Function:
 
 def _check(tool: dict[str, Any], place: str) -> None:
     match tool:
-        case {"type": "function", "function": {"name": str(name)} as function} if NAME.fullmatch(name):
+        case {"type": "function", "function": {"name": str(name)} as function}:
+            check_name(name, f"{place}.function.name")
             if unknown := tool.keys() - {"type", "function"}:
                 raise bad_tool(f"{place}.{min(unknown)[:80]}", "is not a known field")
             check_function(function, f"{place}.function")
         case _:
             form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
             raise bad_tool(place, f"must have the form {form}")
+
+
+def check_name(name: str, place: str) -> None:
+    if not NAME.fullmatch(name):
+        raise bad_tool(place, f"must be 1 to 64 of a-z, A-Z, 0-9, _, . and -, got {quoted(name)}")
 
 
 def check_function(function: Mapping[str, Any], place: str) -> None:

@@ -1,4 +1,4 @@
-"""A reply on a CPU has the same bits whatever was computed beside it, and if its tokens were computed twice."""
+"""A reply on a CPU has the same bits whatever ran beside it, and if its tokens were computed twice."""
 
 import random
 from collections.abc import Sequence

@@ -85,7 +85,7 @@ class TestInput:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments", "must be a string"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", "a string"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "has type 'web_search'; this server supports only"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0]", "must have the form"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "must be 1 to 64 of a-z"),
         ({"tools": [{**WEATHER[0], "cost": 5}]}, "tools[0].cost", "not a known field"),
         ({"tools": [{**WEATHER[0], "parameters": 5}]}, "tools[0].parameters", "JSON schema"),
         ({"tools": WEATHER}, "tools", "takes no tools"),

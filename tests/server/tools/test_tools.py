@@ -216,7 +216,7 @@ class TestOverHttp:
         ("tool", "param"),
         [
             ({"type": "function"}, "tools[0]"),
-            ({"type": "function", "function": {"name": "a b"}}, "tools[0]"),
+            ({"type": "function", "function": {"name": "a b"}}, "tools[0].function.name"),
             ({"type": "retrieval"}, "tools[0]"),
             ({"type": "function", "function": {"name": "f", "strict": 1}}, "tools[0].function.strict"),
             ({"type": "function", "function": {"name": "f"}, "cost": 5}, "tools[0].cost"),

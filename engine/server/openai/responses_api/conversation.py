@@ -5,7 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from engine.server.http.errors import ApiError, quoted
-from engine.server.tool_definitions import NAME, bad_tool, check_function
+from engine.server.tool_definitions import bad_tool, check_function, check_name
 from engine.text.tokenizer import checked_text
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -100,7 +100,8 @@ def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
             raise bad_tool(
                 place, f"has type {quoted(kind)}; this server supports only tools of type function"
             )
-        case {"type": "function", "name": str(name)} if NAME.fullmatch(name):
+        case {"type": "function", "name": str(name)}:
+            check_name(name, f"{place}.name")
             function = {name: value for name, value in tool.items() if name != "type" and value is not None}
             check_function(function, place)
             return function
