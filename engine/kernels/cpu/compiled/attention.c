@@ -42,31 +42,24 @@ ALWAYS Part part_of(const uint16_t *x, int64_t count) { return some_floats_of(x,
 ALWAYS Vector plus_products(Vector sum, Part a, Part b) { return plus_product(sum, a, b); }
 #endif
 
-/* The products of a query with the keys of LANES tokens. `apart`: from one key to the next. */
-ALWAYS Vector scores_of(const uint16_t *query, const uint16_t *key, int64_t apart, int64_t dim) {
+/* Read the keys of LANES tokens: their parts, as many for each part of a query. `apart`: from one key to the next. */
+ALWAYS void read_parts(const uint16_t *key, int64_t apart, int64_t dim, Part *parts) {
+    for (int64_t i = 0; i < dim; i += PART, parts += LANES)
+        UNROLL for (int n = 0; n < LANES; n++) parts[n] = part_of(key + n * apart + i, dim - i);
+}
+
+/* The products of a query with the keys of LANES tokens. `parts`: these keys, if they were read before; or null. */
+ALWAYS Vector scores_of(const uint16_t *query, const uint16_t *key, int64_t apart, int64_t dim, const Part *parts) {
     Vector sum[LANES];
     UNROLL for (int n = 0; n < LANES; n++) sum[n] = same(0);
     for (int64_t i = 0; i < dim; i += PART) {
         const Part part = part_of(query + i, dim - i);
-        UNROLL for (int n = 0; n < LANES; n++) sum[n] = plus_products(sum[n], part, part_of(key + n * apart + i, dim - i));
+        UNROLL for (int n = 0; n < LANES; n++) {
+            const Part other = parts ? parts[i / PART * LANES + n] : part_of(key + n * apart + i, dim - i);
+            sum[n] = plus_products(sum[n], part, other);
+        }
     }
     return sums_of(sum);
-}
-
-/* The same, of keys that were read before: LANES parts for each part of the query. */
-ALWAYS Vector scores_of_parts(const uint16_t *query, const Part *parts, int64_t dim) {
-    Vector sum[LANES];
-    UNROLL for (int n = 0; n < LANES; n++) sum[n] = same(0);
-    for (int64_t i = 0; i < dim; i += PART, parts += LANES) {
-        const Part part = part_of(query + i, dim - i);
-        UNROLL for (int n = 0; n < LANES; n++) sum[n] = plus_products(sum[n], part, parts[n]);
-    }
-    return sums_of(sum);
-}
-
-ALWAYS void read_parts(const uint16_t *key, int64_t apart, int64_t dim, Part *parts) {
-    for (int64_t i = 0; i < dim; i += PART, parts += LANES)
-        UNROLL for (int n = 0; n < LANES; n++) parts[n] = part_of(key + n * apart + i, dim - i);
 }
 
 /* Scores become weights, relative to the largest score so far. Returns what earlier sums are multiplied by.
@@ -151,8 +144,8 @@ static void attend_heads(const Step *step, const Layer *layer, int64_t token, in
                 for (int64_t n = 0; n < tokens; n++)
                     for (int64_t g = 0; g < group && t < high[n] && t + LANES > low[n]; g++) {
                         const uint16_t *query = q + n * apart + (own + g) * dim;
-                        const Vector scores = tokens > 1 ? scores_of_parts(query, parts, dim)
-                                                         : scores_of(query, key, key_apart, dim);
+                        const Vector scores = tokens > 1 ? scores_of(query, key, key_apart, dim, parts)
+                                                         : scores_of(query, key, key_apart, dim, 0);
                         store(weight[n * group + g] + t, scores * same(layer->scale));
                     }
             }
