@@ -3,6 +3,7 @@
 import os
 import socket
 import sqlite3
+from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 
@@ -47,9 +48,9 @@ def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
     return chat_from(row, messages, earlier, Edit(**dict(edit)) if edit is not None else None)
 
 
-def insert_chat(db: Db, title: str, system: str, params: str, at: float) -> int:
-    """Insert a chat and return its id. `params` is packed JSON."""
-    letter = free_letter(taken_letters(db))
+def insert_chat(db: Db, title: str, system: str, params: str, at: float, shown: Collection[str] = ()) -> int:
+    """Insert a chat and return its id. `params` is packed JSON. `shown`: letters that it must not get."""
+    letter = free_letter(taken_letters(db).union(shown))
     insert = "INSERT INTO chats (letter, title, system, params, created_at) VALUES (?, ?, ?, ?, ?)"
     return db.execute(insert, (letter, storable(title), storable(system), params, at)).lastrowid or 0
 
@@ -85,11 +86,11 @@ def closed_last(db: Db) -> int | None:
     return row["id"] if row else None
 
 
-def reopen(db: Db, chat_id: int) -> None:
-    """Mark the chat as open, with another letter if its own is in use."""
+def reopen(db: Db, chat_id: int, shown: Collection[str] = ()) -> None:
+    """Mark the chat as open, with another letter if its own is in use, or one of `shown`."""
     row = chat_row(db, chat_id)
     if row["closed_at"] is not None:
-        taken = taken_letters(db)
+        taken = taken_letters(db).union(shown)
         letter = free_letter(taken) if row["letter"] in taken else row["letter"]
         update_chat(db, chat_id, {"closed_at": None, "letter": letter})
 
@@ -106,14 +107,14 @@ def listing(db: Db, limit: int) -> list[ChatLine]:
     return [ChatLine(**dict(row)) for row in rows]
 
 
-def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
-    """Copy a chat up to and including this message; return the new id."""
+def copy_chat(db: Db, chat_id: int, message_id: int, at: float, shown: Collection[str] = ()) -> int:
+    """Copy a chat up to and including this message; return the new id. `shown`: as of `insert_chat`."""
     row = chat_row(db, chat_id)
     exists = "SELECT 1 FROM messages WHERE chat_id = ? AND id = ?"
     if not db.execute(exists, (chat_id, message_id)).fetchone():
         raise MessageGone
     taken = {each["title"] for each in db.execute("SELECT title FROM chats WHERE closed_at IS NULL")}
-    copy = insert_chat(db, fork_title(row["title"], taken), row["system"], row["params"], at)
+    copy = insert_chat(db, fork_title(row["title"], taken), row["system"], row["params"], at, shown)
     update_chat(db, copy, {name: row[name] for name in ("adapter", "own_params")})
     db.execute(
         "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning, attachments)"

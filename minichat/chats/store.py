@@ -34,6 +34,8 @@ class Store:
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        # Letters on the screen, where a chat that another screen has deleted keeps its own.
+        self.shown: Callable[[], Collection[str]] = tuple
         self._database = Database(path, queries.settle_interrupted)
 
     @property
@@ -94,7 +96,9 @@ class Store:
         packed = packed_params(params or SamplingParams())
 
         def work(db: Db) -> Chat:
-            return queries.chat(db, queries.insert_chat(db, title, system, packed, self._clock()))
+            return queries.chat(
+                db, queries.insert_chat(db, title, system, packed, self._clock(), self.shown())
+            )
 
         return self._database.write(work)
 
@@ -174,7 +178,7 @@ class Store:
             found = queries.closed_last(db) if chat_id is None else chat_id
             if found is None:
                 return None
-            queries.reopen(db, found)
+            queries.reopen(db, found, self.shown())
             return queries.chat(db, found)
 
         return self._database.write(work)
@@ -203,7 +207,7 @@ class Store:
         """Copy the chat up to and including this message."""
 
         def work(db: Db) -> Chat:
-            return queries.chat(db, queries.copy_chat(db, chat_id, message_id, self._clock()))
+            return queries.chat(db, queries.copy_chat(db, chat_id, message_id, self._clock(), self.shown()))
 
         return self._database.write(work)
 
@@ -342,7 +346,7 @@ class Store:
 
         def end(db: Db) -> Chat:
             queries.update_chat(db, chat_id, {"title": storable(given.title)})
-            queries.reopen(db, chat_id)
+            queries.reopen(db, chat_id, self.shown())
             return queries.chat(db, chat_id)
 
         chat_id = self._database.write(begin)

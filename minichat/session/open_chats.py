@@ -41,6 +41,7 @@ class OpenChats:
             each.unread = each.chat.id in unread
         if not self._all:
             self._all.append(Conversation(self._made(), services))
+        services.store.shown = lambda: {each.chat.letter for each in self._all}
         self._unread = {each.chat.id: each.unread for each in self._all}  # as remembered here
         self._shown: list[Conversation] = []
         self._pinned = set(pinned)  # ids; closed chats keep their pins

@@ -1,17 +1,20 @@
-"""The sampling parameters of new chats: those of the command line, else those of the settings."""
+"""New chats: their sampling parameters, from the command line or the settings, and their letters."""
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
+from minichat.chats.store import Store
 from minichat.commands.screen import sampling_options
 from minichat.settings import Settings
 from minichat.settings.schema import ChatSettings
 from minichat.shell.first import First
+from minichat.shell.paths import locate
 from tests.app.conftest import run
 
 COLD = SamplingParams(temperature=0.0, seed=5)
@@ -92,3 +95,18 @@ def test_options_that_are_not_given_come_from_the_settings() -> None:
     assert given(system="rhyme") == (0.5, 3, "rhyme", True)
     assert given(system="be brief") == (0.5, 3, "be brief", False)
     assert given(system="") == (0.5, 3, "", True)
+
+
+@run
+async def test_no_two_tabs_have_the_same_letter(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """A tab stays if another screen deletes its chat."""
+    async with bench() as it:
+        await it.answered(await it.say("one"))
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("two"))
+        deleted = it.app.chats.active
+        Store(locate({"HOME": str(tmp_path)}).chats).delete_chat(deleted.chat.id)
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("three"))
+        await it.pilot.press("alt+k")
+        assert [each.chat.letter for each in it.app.chats] == ["a", "b", "c", "d"]
