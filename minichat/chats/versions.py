@@ -41,6 +41,11 @@ class Versions:
         before, end = self._split(self._chat.messages, after + 1)
         return bool(others and end) and (before[-1].id if before else 0) == after
 
+    def lost_by(self, edited: int) -> int:
+        """How many of the others are no longer kept once this message is replaced: those of replies to it."""
+        after, others = self._kept()
+        return len(others) if self.another and after >= edited else 0
+
     @property
     def place(self) -> str:
         """Which version is shown, in the order in which they were written: `2 of 3`."""

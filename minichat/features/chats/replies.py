@@ -66,6 +66,10 @@ def edit(context: Context, message: Message | None = None) -> None:
     prompt.put(text)
     prompt.focus()
     context.workspace.label()
+    if active.editing is not None and (lost := active.versions.lost_by(active.editing)):
+        others = "the other version" if lost == 1 else f"the {lost} other versions"
+        way = f"{context.keys.name('chat.fork')} first leaves all in this chat"
+        context.app.notify(f"Sending this gives up {others} of the reply; {way}", severity="warning")
 
 
 async def copy(context: Context) -> None:

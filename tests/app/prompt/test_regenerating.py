@@ -269,3 +269,25 @@ async def test_a_last_message_without_a_reply_gets_one(bench: Callable[..., Any]
         said = [*_GOOD, ("user", "more", "done"), ("assistant", "a reply at last", "done")]
         await it.until(lambda: it.texts() == said)
         assert [each["content"] for each in it.replies[-1].prompt] == ["hello", "a good reply", "more"]
+
+
+@run
+async def test_an_edit_says_which_versions_of_the_reply_it_gives_up(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.pilot.press("alt+e")
+        assert it.notices() == []
+        await it.pilot.press("escape")
+        await it.answered(await _regenerate(it), "two")
+        await it.answered(await _regenerate(it), "three")
+        await it.pilot.press("alt+e")
+        way = "Alt+K first leaves all in this chat"
+        assert it.notices()[-1] == f"Sending this gives up the 2 other versions of the reply; {way}"
+        await it.pilot.press("escape", "alt+k")
+        await it.until(lambda: len(it.app.chats) == 2)
+        await it.pilot.press("alt+e")
+        await it.answered(await it.say("goodbye"), "four")
+        await it.pilot.press("alt+1")
+        for text in ("two", "one", "three"):
+            await it.command("reply.earlier")
+            assert it.texts()[-1][1] == text
