@@ -2,8 +2,10 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from engine.kv.tiers.disk_index import DiskIndex
+from engine.kv.tiers.tier import Transfer
 from tests.engine.ledger import alone
 from tests.tiers.disk_engine import ask, computed, disk_engine, errors
 
@@ -30,3 +32,20 @@ def test_an_engine_with_less_room_drops_the_blocks_used_least_recently(tmp_path:
         assert sum(each.stat().st_size for each in tmp_path.glob("*.kv")) <= 16 * 4096
         assert ask(engine, [*range(700, 780)]) == alone([*range(700, 780)], 4)
         assert computed(engine) < 80, "the newest blocks are still there"
+
+
+def test_a_reply_that_fills_a_small_room_is_no_problem_of_the_disk(tmp_path: Path) -> None:
+    with disk_engine(tmp_path, slots=4) as (engine, tier):
+        problems: list[str] = []
+        store = tier.store
+
+        def noted(*given: Any) -> Transfer:
+            try:
+                return store(*given)
+            finally:
+                problems.append(tier.problem)
+
+        tier.store = noted  # type: ignore[method-assign]
+        ask(engine, [*range(100, 180)])  # five blocks
+        tier.flush()
+        assert problems and not any(problems) and tier.used == 4

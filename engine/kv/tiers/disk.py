@@ -52,7 +52,7 @@ class DiskTier(Tier):
         self._rank, self._ranks = rank, ranks
         self.cost, self.problem = MeasuredCost(), ""
         self._folder, self._room, self._block_bytes = folder, room, block_bytes
-        self._most_waiting, self._part = min(waiting, room), part
+        self._memory, self._most_waiting, self._part = waiting, min(waiting, room), part
         self._index: DiskIndex | None = DiskIndex(folder, room)
         self._writer = ThreadPoolExecutor(1, "kv-disk-writer")  # the only thread that uses the index
         self._readers = ThreadPoolExecutor(_READERS, "kv-disk-reader")
@@ -157,7 +157,7 @@ class DiskTier(Tier):
     def _behind(self, share: float, but: int = 0) -> str:
         """A sentence if this share of what may wait to be written does, `but` for these."""
         waiting = len(self._waiting) - but
-        if waiting < max(1, share * (self._most_waiting // self._stride)):
+        if waiting < max(1, share * (self._memory // self._stride)):  # a small room is full, but not behind
             return ""
         return f"{self._folder}: {waiting:,} blocks wait to be written, so no more are taken"
 
