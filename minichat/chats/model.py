@@ -7,12 +7,14 @@ from itertools import count
 from pathlib import PurePath
 from typing import Any, Literal
 
+from engine.api.errors import FULL
 from engine.api.params import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
 State = Literal["done", "streaming", "stopped", "failed"]
 
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+_AT_MOST = "max tokens ("  # begins the error of a reply that reached its limit
 STATES: tuple[State, ...] = ("done", "streaming", "stopped", "failed")
 TOO_LONG = "prompt"
 UNTITLED = "new chat"  # shown as the title of a chat without one
@@ -77,6 +79,12 @@ class Message:
     refused: str = ""  # what the engine refused and would refuse again: TOO_LONG or a field; not stored
 
     @property
+    def complete(self) -> bool:
+        """Whether it ended by itself or at a limit, so that nothing cut it off."""
+        limited = self.error.startswith(_AT_MOST) or self.error in FULL.values()
+        return self.state == "done" or (self.state == "stopped" and limited)
+
+    @property
     def retriable(self) -> bool:
         """Whether it failed and a retry may succeed."""
         return self.state == "failed" and not self.refused
@@ -85,6 +93,11 @@ class Message:
     def whole(self) -> str:
         """What the model reads: the text, then the attachments."""
         return "\n\n".join([self.text, *(each.fenced for each in self.attachments)])
+
+
+def at_most(tokens: int) -> str:
+    """The error of a reply that reached this limit."""
+    return f"{_AT_MOST}{tokens}) reached"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Versions:
         """Whether the one that was shown before is a complete reply, and not to another message."""
         _, others = self._kept()
         first = others[-1][0] if others else None
-        return first is not None and (first.role, first.state) == ("assistant", "done")
+        return first is not None and first.role == "assistant" and first.complete
 
     def begin(self, instead_of: int | None) -> None:
         """The store has begun a reply, maybe in place of this message and all after it."""

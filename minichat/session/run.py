@@ -12,7 +12,7 @@ from engine.api.params import FIELDS, SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import RequestView
 from engine.api.speculation import Speculation
-from minichat.chats.model import TOO_LONG, Message, ReplyStats, State
+from minichat.chats.model import TOO_LONG, Message, ReplyStats, State, at_most
 from minichat.chats.rows import params_from
 from minichat.clients.protocol import Past, Prompt, Reply
 from minichat.session.decoding import ReplyLabel, in_words, strategy
@@ -283,7 +283,7 @@ class RunningReply:
         if finish is not Finish.LENGTH:
             return self.reason
         most = self.sent.max_tokens
-        return FULL[self.bound] if most is None else f"max tokens ({most}) reached"
+        return FULL[self.bound] if most is None else at_most(most)
 
     def go_on(self, past: Past, now: float) -> None:
         """Continue a reply that an earlier screen started."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from minichat.features.palette import entries
 from minichat.shell.paths import locate
@@ -291,3 +292,20 @@ async def test_an_edit_says_which_versions_of_the_reply_it_gives_up(bench: Calla
         for text in ("two", "one", "three"):
             await it.command("reply.earlier")
             assert it.texts()[-1][1] == text
+
+
+@run
+@pytest.mark.parametrize("most", [None, 150])
+async def test_a_reply_that_reached_its_limit_is_complete(
+    bench: Callable[..., Any], most: int | None
+) -> None:
+    async with bench() as it:
+        it.app.chats.active.tune(SamplingParams(max_tokens=most))
+        reply = await it.say("hello")
+        reply.say("a long reply")
+        reply.end(Finish.LENGTH)
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await _regenerate(it, "a stub")
+        await it.pilot.press("escape")
+        await it.until(lambda: it.notices() == [_KEPT])
+        assert it.texts()[-1] == ("assistant", "a long reply", "stopped")
