@@ -26,12 +26,17 @@ ReadCells = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class TorchMetadata:
-    """The rows of a step, which are made when they are first read."""
+    """The rows or the tokens of a step, which are made when they are first read."""
 
     def __init__(self, batch: Batch) -> None:
         self.places, self._batch = batch.places, batch
-        where = batch.places, batch.host_tables, batch.host_starts, batch.host_contexts, batch.block_size
-        self.tokens = compiled.StepTokens(*where) if batch.places.is_cpu else None
+
+    @cached_property
+    def tokens(self) -> compiled.StepTokens:
+        """For the compiled kernel."""
+        batch = self._batch
+        rows = batch.host_tables, batch.host_starts, batch.host_contexts
+        return compiled.StepTokens(batch.places, *rows, batch.block_size)
 
     @cached_property
     def rows(self) -> list[AttentionRow]:
@@ -82,8 +87,8 @@ class TorchAttention:
         return keys, values
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
-        if (tokens := metadata.tokens) is not None and compiled.takes(layer, q):
-            return tokens.attend(q, k, v, layer)
+        if compiled.takes(layer, q):
+            return metadata.tokens.attend(q, k, v, layer)
         cells = self.write_cells(k, v, layer, metadata)
         return _attend_rows(metadata.rows, q, *cells, layer).to(q.dtype)
 

@@ -104,8 +104,8 @@ class OpenChats:
         return self._add(fork, self._all.index(source) + 1)
 
     def spread(self, conversation: Conversation, others: list[Message]) -> None:
-        """Add forks of a chat, each ending with another sample. Those of an earlier try, in which nobody has
-        written, get it as a version of their reply.
+        """Add a fork of the chat for each sample. Unused forks of an earlier try are reused: the sample
+        becomes a new version of their reply.
         """
         if conversation not in self._all:  # it was closed
             return
@@ -126,7 +126,7 @@ class OpenChats:
         self._pinned_first()
 
     def _is_free(self, fork: Conversation, source: Chat, samples: Mapping[int, int]) -> bool:
-        """Whether the fork ends with its sample, and nobody writes in it, reads it or has changed it."""
+        """Whether the fork is unused: it ends with its sample, is not active, and has no draft or changes."""
         chat = fork.chat
         same = (chat.params, chat.system, chat.adapter) == (source.params, source.system, source.adapter)
         quiet = fork is not self.active and fork.editing is None and not (fork.streaming or chat.draft)
