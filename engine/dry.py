@@ -242,7 +242,7 @@ def dry_engine(
     text = tokenizer or Tokenizer.load(place.folder)
     size, context = config.block_size, config.max_context or _CONTEXT
     blocks = config.blocks or 4 * context // size
-    context = min(context, blocks * size)
+    asked, context = context, min(context, blocks * size)
     bus, tables = Bus(), BlockTables(config.max_running, -(-context // size))
     policy = choose(config.policy, config.latency_target)
     scheduler = Scheduler(
@@ -265,7 +265,14 @@ def dry_engine(
         ),
         grammars=Grammars(text, text.vocab_size, text.stop_ids),
         tokenizer=text,
-        limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
+        limits=Limits(
+            context,
+            text.vocab_size,
+            config.max_waiting,
+            text.stop_ids,
+            longest=asked,
+            chosen=config.max_context is not None,
+        ),
         info=EngineInfo(f"{place.name} (dry)", "none", "none", "none", policy.name),
         bus=bus,
         seed=config.seed or 0,

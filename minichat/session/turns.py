@@ -13,6 +13,7 @@ from minichat.plural import plural
 from minichat.session.services import ChatServices
 
 _REPLY = 8  # a reply needs at most this fraction of the context
+_SOME = 256  # tokens that a reply needs at least, if this is no more than half of that fraction
 Parts = tuple[tuple[int, int], ...]  # of the prompt: message id (-1: none) and length
 
 
@@ -84,18 +85,18 @@ class Reading:
             else:
                 if self.left_out > before:
                     self._services.report(
-                        f"{self._chat.letter.upper()} is longer than "
+                        f"{self._chat.letter.upper()} {_with_reply(params)}is longer than "
                         f"{'the KV cache' if self.bound == 'blocks' else 'the context'}: "
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )
                 return reply, prompt, parts
 
     async def _tight(self, history: Sequence[Message]) -> bool:
-        """Whether less is left for the reply than the last one took, and than a fraction of the context."""
+        """Whether too little is left for a reply."""
         last = next((each.stats for each in reversed(history) if each.stats is not None), None)
         if last is None or not self.context:
             return False
-        most = self.context - min(last.tokens, self.context // _REPLY)
+        most = self.context - _room(last.tokens, self.context)
         at_most = last.prompt_tokens + last.tokens + _at_most(history[-1])
         if last.left_out == self.left_out and at_most <= most:
             return False
@@ -118,11 +119,22 @@ def _starts(history: Sequence[Message], context: int) -> list[int]:
         return [0]
     for at, stats in reversed(replies):
         if stats.left_out < starts[0]:
-            room = min(stats.tokens, context // _REPLY) + _at_most(history[at + 1])
+            room = _room(stats.tokens, context) + _at_most(history[at + 1])
             if stats.prompt_tokens + stats.tokens + room > context:
                 break
             starts.insert(0, stats.left_out)
     return starts
+
+
+def _room(took: int, context: int) -> int:
+    """Tokens to leave for a reply after one that took so many."""
+    return max(min(took, context // _REPLY), min(_SOME, context // _REPLY // 2))
+
+
+def _with_reply(params: SamplingParams) -> str:
+    """What the request needs beside the chat's messages."""
+    most = params.max_tokens
+    return "" if most is None else f"with {plural(most, 'token')} for its reply (max tokens) "
 
 
 def _at_most(message: Message) -> int:

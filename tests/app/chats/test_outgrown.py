@@ -48,6 +48,16 @@ async def test_the_older_half_is_left_out_and_stays_left_out_for_many_turns(
 
 
 @run
+async def test_a_chat_that_is_short_but_for_its_reply_says_so(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), backend=ShortContext([snapshot()])) as it:
+        it.app.chats.active.tune(SamplingParams(max_tokens=60))
+        for turn in range(3):
+            await it.answered(await it.say(f"words{turn}"), "and more")
+        said = "A with 60 tokens for its reply (max tokens) is longer than the context: it no longer sees"
+        assert any(each.startswith(said) for each in it.notices())
+
+
+@run
 async def test_a_message_longer_than_the_context_is_refused(bench: Callable[..., Any]) -> None:
     async with bench(backend=ShortContext([snapshot()])) as it:
         await it.answered(await it.say("word"))
@@ -145,6 +155,8 @@ async def test_after_a_smaller_context_a_chat_is_read_from_where_it_was_before(
         (90, 170, None, ["x" * 170]),  # 21 tokens are left
         (90, 160, None, ["go", "fine", "x" * 160]),  # 31 are
         (20, 170, None, ["go", "fine", "x" * 170]),  # the last reply took no more than 20
+        (2, 182, None, ["x" * 182]),  # 10 are, and the next reply may be longer than the last
+        (2, 170, None, ["go", "fine", "x" * 170]),
         (90, 170, 20, ["go", "fine", "x" * 170]),  # max_tokens says what the reply takes
     ],
 )

@@ -32,6 +32,16 @@ def test_state_and_snapshot(client: httpx.Client) -> None:
     assert shot.blocks.size == 4096
 
 
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [({"blocks": 40}, "blocks"), ({"max_context": 64}, "max_context"), ({}, "model")],
+)
+def test_a_dry_engine_says_what_limits_its_context(given: dict[str, int], bound: str) -> None:
+    engine = dry(**given)
+    assert engine.snapshot().context_bound == bound
+    engine.close()
+
+
 def test_words(client: httpx.Client, served: Served) -> None:
     ids = served.engine.tokenizer.encode("green garden")
     assert "".join(client.post("/engine/words", json={"tokens": ids}).json()["words"]) == "green garden"
