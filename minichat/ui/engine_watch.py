@@ -13,7 +13,7 @@ from minichat.ui.monitor.figures import clock_time
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 
-_NO_ANSWER, _NO_LINK = "no answer", "no link"
+_NO_ANSWER, _NO_LINK, _STOPPING = "no answer", "no link", "stopping"
 
 
 class Observer(Protocol):
@@ -69,8 +69,8 @@ class EngineWatch:
         before = self.cut
         for event in events:
             match event:
-                case LinkLost(ended=False):
-                    self.cut = f"{_NO_LINK}{self._seen}"
+                case LinkLost(ended=False, stopped=stopped):
+                    self.cut = f"{_STOPPING if stopped else _NO_LINK}{self._seen}"
                 case LinkLost(ended=True) | LinkBack():
                     self.cut = ""
                 case Forked(request=request, group=group) if group in self.owners:
@@ -90,7 +90,21 @@ class EngineWatch:
     @property
     def unlinked(self) -> bool:
         """Whether requests to the engine wait for the link."""
-        return self.cut.startswith(_NO_LINK)
+        return self.cut.startswith((_NO_LINK, _STOPPING))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether there is no link because the engine is being stopped."""
+        return self.cut.startswith(_STOPPING)
+
+    @property
+    def gap(self) -> tuple[str, str]:
+        """Why requests wait, and until when."""
+        if self.silent:
+            return "No answer", "the engine answers"
+        if self.stopping:
+            return "The engine is being stopped", "it runs again"
+        return "No link", "it is back"
 
     @property
     def silent(self) -> bool:

@@ -66,7 +66,8 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
 def ask(context: Context, request: Coroutine[object, object, None]) -> None:
     """Send a user's request to the engine in the background. Say if it has to wait for the link."""
     if context.engine.unlinked:
-        context.app.notify("No link. This is sent when it is back", severity="warning")
+        why, when = context.engine.gap
+        context.app.notify(f"{why}. This is sent when {when}", severity="warning")
     context.program.ask(_with_way(context, request))
 
 
@@ -108,7 +109,7 @@ def stop(context: Context, conversation: Conversation) -> bool:
         return False
     run, ready, lack = conversation.run, conversation.services.ready, context.engine
     if (lack.unlinked or lack.silent) and run and (run.reply is not None or ready.is_set()):
-        why, when = ("No link", "it is back") if lack.unlinked else ("No answer", "the engine answers")
+        why, when = lack.gap
         _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
     if conversation.versions.complete:
         way = f". To see the stopped one: {_way_to_another(context)}"

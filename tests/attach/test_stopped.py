@@ -88,6 +88,7 @@ async def test_nothing_is_sent_to_an_engine_that_is_being_stopped(bench: Callabl
         running = await it.say("a last question")
         it.backend.emit(LinkLost(0, 1.0, "the server is shutting down", stopped=True))
         await it.until(lambda: "box:8000 is being stopped; running replies may end" in it.screen_text())
+        assert "no link" not in it.screen_text() and "stopping, as of " in it.screen_text()
         await it.answered(running)
         it.main.prompt.put("too late")
         await it.pilot.press("enter")

@@ -27,7 +27,8 @@ class QuantizationPanel(QuantizationDrawer):
         context.signals.events.connect(self._report)
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
-        self.awaited = "no link" if self.context.engine.unlinked else "preparing"
+        engine = self.context.engine
+        self.awaited = engine.gap[0].lower() if engine.unlinked else "preparing"
         super().see_snapshot(snapshot)
         self._date(self.context.engine.cut)
 
