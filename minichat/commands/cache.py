@@ -56,7 +56,8 @@ def _cleared(found: Contents) -> str:
 
 def _shown(folder: Path, found: Contents) -> str:
     chats = f" of {plural(found.chats, 'chat')}" if found.chats else ""  # those of a server have none
-    kept = f"{plural(found.blocks, 'block')}{chats}, {size(found.nbytes)}"
+    sizes = f", in {found.sizes} sizes: an engine uses those of its own" if found.sizes > 1 else ""
+    kept = f"{plural(found.blocks, 'block')}{chats}, {size(found.nbytes)}{sizes}"
     lines = [f"folder  {folder}", f"blocks  {kept}"]
     if found.blocks:
         lines.append(f"oldest  last used {duration(time.time() - found.oldest)} ago")

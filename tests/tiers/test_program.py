@@ -20,7 +20,7 @@ from minichat.commands import cache
 from minichat.models.progress import size
 from minichat.shell import disk_room as rooms
 from minichat.shell.disk_room import disk_room
-from tests.tiers.test_disk_index import kept, name, put
+from tests.tiers.test_disk_index import STRIDE, kept, name, put
 
 
 def usage(free: float) -> SimpleNamespace:
@@ -130,7 +130,9 @@ def test_the_cache_command_shows_and_clears(tmp_path: Path, capsys: pytest.Captu
     there = json.loads(run(json=True))
     assert (there["blocks"], there["bytes"], there["chats"]) == (3, index.contents().nbytes, 1)
     assert there["oldest"] == index.contents().oldest
-    assert "removed 3 blocks" in run(clear=True) and not kept(index)
+    index.put([name(4)], 2 * STRIDE, lambda at, slot: b"sum", [])
+    assert "in 2 sizes: an engine uses those of its own\n" in run(), "of another scheme of the cache"
+    assert "removed 4 blocks" in run(clear=True) and not kept(index)
     put(index, 1)
     removed = json.loads(run(clear=True, json=True))
     assert (removed["blocks"], removed["cleared"]) == (1, True) and not kept(index)

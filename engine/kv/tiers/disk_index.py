@@ -63,6 +63,7 @@ class Contents(NamedTuple):
     nbytes: int  # of the files of blocks
     chats: int
     oldest: float  # when the block that is dropped next was last used, in seconds since 1970; 0: no block
+    sizes: int = 0  # of blocks; an engine uses those that its cache has now
 
 
 def share_of(rank: int) -> bytes:
@@ -111,10 +112,12 @@ class DiskIndex:
         one = self._db.execute(
             f"SELECT (SELECT count(*) FROM blocks WHERE length(name) <= {_NAME}),"
             " (SELECT count(DISTINCT chat) FROM owners JOIN blocks USING (name)),"
-            " (SELECT min(used_at) FROM blocks)"
+            " (SELECT min(used_at) FROM blocks),"
+            " (SELECT count(DISTINCT stride) FROM segments JOIN blocks ON segment = id"
+            f" WHERE length(name) <= {_NAME})"
         ).fetchone()
         nbytes = sum(map(_taken, self.folder.glob("*.kv")))
-        return Contents(one[0], nbytes, one[1], one[2] or 0.0)
+        return Contents(one[0], nbytes, one[1], one[2] or 0.0, one[3])
 
     def put(
         self,
