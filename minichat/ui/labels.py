@@ -55,7 +55,8 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
     chat, new = active.chat, active.services.defaults
-    return f"{chat.letter.upper()}  {strategy(chat.params, chat.adapter, new=new)}"
+    sampled = strategy(chat.params, chat.adapter, new=new)
+    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if chat.system else "")))
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:

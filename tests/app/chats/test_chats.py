@@ -183,6 +183,7 @@ async def test_system_prompt(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "^S accept" in it.screen_text())
         await it.pilot.press("ctrl+s")
         await it.until(lambda: it.app.chats.active.chat.system == "rhyme")
+        await it.until(lambda: str(it.main.prompt.border_title).endswith("  system prompt"))
         assert (await it.say("hello")).prompt[0] == {"role": "system", "content": "rhyme"}
 
 
