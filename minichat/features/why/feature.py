@@ -27,7 +27,7 @@ from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _WORK = ("attention", "products", "sampling", "rest")
-_LATE = "Open this during a reply to see what the launch consists of."
+_LATE = "Open this during a reply to see what a step consists of."
 _DRAFTS = "(without what drafting reads and computes, which takes a part of the launch)"
 _STYLES = ("$primary", "$accent", "$text-success", "$text-warning")
 _ASKS_EVERY = 5.0  # seconds: an engine profiles its steps only while requested
@@ -156,9 +156,14 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
 
 
 def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
-    """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
+    """A bar of the four parts with their milliseconds; on a CPU also the parts of the work."""
     lines = _shared("mean step", _PARTS, astuple(speed.times), width, signs)
-    if speed.split is not None:
+    if speed.split is not None and speed.staged:
+        # The last stage's work is done when its step is collected, so it is in the wait.
+        *parts, whole = speed.split
+        rest = max(0.0, whole - sum(parts))
+        lines += _shared("last stage", (*_WORK[:-1], "rest, waits"), (*parts, rest), width, signs)
+    elif speed.split is not None:
         # These are means of other steps than the times: the parts are shown as shares of the launch.
         *parts, whole = speed.split
         scale = speed.times.launch / (max(whole, sum(parts)) or 1.0)

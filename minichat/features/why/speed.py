@@ -49,7 +49,8 @@ class Speed:
     adapters: int  # bytes of LoRA adapters
     memory: Use
     arithmetic: Use  # zero if the scheme's operations are not known
-    split: StepSplit | None = None  # of the launch, on a CPU
+    split: StepSplit | None = None  # of the launch, or of the last of several stages, on a CPU
+    staged: bool = False
     drafts: bool = False  # whether steps draft with a model or its first layers, which is not counted
     ranks: int = 0  # that share the model, in each replica
     replicas: int = 1  # that run; all figures but the steps are of one of them
@@ -96,6 +97,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         memory=memory,
         arithmetic=arithmetic,
         split=shot.split,
+        staged=bool(shot.bubbles),
         drafts=any(
             each.verifications and each.kind in _MODELS
             for request in shot.requests

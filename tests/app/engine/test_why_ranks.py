@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.api.snapshot import RankView, ReplicaView, StepTimes
+from engine.api.snapshot import RankView, ReplicaView, StepSplit, StepTimes
 from engine.api.speeds import Reads, Speeds
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -37,6 +37,17 @@ HALF = Reads(596_000_000, ((0, 57_344 // 2),))  # the rows of `shot` have twice 
 def test_stages_without_work_are_the_reason(bubbles: tuple[float, ...], sentence: str) -> None:
     ranks = tuple(RankView(n, "cpu", n, 0, stage=n, bubble=each) for n, each in enumerate(bubbles))
     assert explain(shot(StepTimes(launch=0.0125), ranks=ranks), SPEEDS).sentence == sentence
+
+
+def test_the_work_of_the_last_stage_is_no_part_of_the_launch() -> None:
+    """It is done when its step is collected."""
+    split, times = StepSplit(0.001, 0.002, 0.003, launch=0.02), StepTimes(launch=0.0005, wait=0.02)
+    ranks = tuple(RankView(n, "cpu", n, 0, stage=n, bubble=0.5) for n in range(2))
+    lines = described(explain(shot(times, split=split, ranks=ranks), SPEEDS), 72, ASCII).plain.splitlines()
+    work = next(at for at, line in enumerate(lines) if line.startswith("last stage"))
+    parts = "P attention 1.0 ms L products 2.0 ms W sampling 3.0 ms C rest, waits 14 ms"
+    assert (lines[work].split()[-2:], lines[work + 1].split()) == (["20", "ms"], parts.split())
+    assert not any(line.startswith("launch time") for line in lines)
 
 
 @pytest.mark.parametrize(
