@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.api.params import SamplingParams
 from engine.api.snapshot import RequestView, Snapshot
 from minichat.chats.errors import ChatChanged, ChatGone
+from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, Edit, Message
 from minichat.chats.queries import PAGE
 from minichat.session.branching import take
@@ -212,8 +213,16 @@ class OpenChats:
         self._may_lack = False
         there = self.services.store.open_chats(known={each.chat.id for each in self._all})
         found = [Conversation(chat, self.services) for chat in there if chat.messages]
+        for each in found:
+            self._free(each.chat.letter)
         self._all += found
         return found
+
+    def _free(self, letter: str) -> None:
+        """Give the chat that has this letter another one: it was deleted or closed by another screen."""
+        for each in (each for each in self._all if each.chat.letter == letter):
+            each.chat.letter = free_letter({letter, *self.services.store.shown()})
+            self.services.changed(each)
 
     def outdated(self, conversations: Sequence[Conversation]) -> None:
         """Another screen has changed these chats."""

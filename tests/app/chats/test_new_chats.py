@@ -9,13 +9,15 @@ import pytest
 
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
+from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.commands.screen import sampling_options
 from minichat.settings import Settings
 from minichat.settings.schema import ChatSettings
 from minichat.shell.first import First
 from minichat.shell.paths import locate
-from tests.app.conftest import run
+from tests.app.chats.test_beside_another_screen import comes_back
+from tests.app.conftest import Clock, run
 
 COLD = SamplingParams(temperature=0.0, seed=5)
 
@@ -110,3 +112,23 @@ async def test_no_two_tabs_have_the_same_letter(bench: Callable[..., Any], tmp_p
         await it.answered(await it.say("three"))
         await it.pilot.press("alt+k")
         assert [each.chat.letter for each in it.app.chats] == ["a", "b", "c", "d"]
+
+
+@run
+async def test_a_chat_of_another_screen_takes_the_letter_of_a_deleted_one(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with bench(clock=Clock()) as it:
+        await it.answered(await it.say("one"))
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("two"))
+        deleted, other = it.app.chats.active, Store(locate({"HOME": str(tmp_path)}).chats)
+        other.delete_chat(deleted.chat.id)
+        new = other.create_chat()
+        other.add_turn(new.id, 0, [Message(0, "user", "three")])
+        assert new.letter == deleted.chat.letter
+        comes_back(it)
+        await it.pilot.press("x")
+        await it.until(lambda: len(it.app.chats) == 3)
+        assert [each.chat.letter for each in it.app.chats] == ["a", "c", "b"]
+        await it.until(lambda: it.main.prompt.border_title.startswith("C "))
