@@ -48,13 +48,6 @@ class Figures(Widget):
 
 
 class Schemes(Options):
-    def on_click(self, event: Click) -> None:
-        """A click selects a scheme, and a second one chooses it: a conversion can take minutes."""
-        clicked = event.style.meta.get("option")
-        if clicked is not None and clicked != self.highlighted:
-            event.prevent_default()
-            self.highlighted = clicked
-
     """The available schemes: the current one marked, and why others are unavailable."""
 
     DEFAULT_CSS = """
@@ -121,6 +114,22 @@ class Schemes(Options):
     def on_focus(self) -> None:
         self.call_after_refresh(self.scroll_to_highlight)
 
+    def on_click(self, event: Click) -> None:
+        """A click selects a scheme, and a second one chooses it: a conversion can take minutes."""
+        clicked = event.style.meta.get("option")
+        if clicked is not None and clicked != self.highlighted:
+            event.prevent_default()
+            self.highlighted = clicked
+
+    def action_page_up(self) -> None:
+        """Scroll the drawer: all schemes are in view after a few keys, the figures around them are not."""
+        if isinstance(self.parent, Widget):
+            self.parent.scroll_page_up(animate=False)
+
+    def action_page_down(self) -> None:
+        if isinstance(self.parent, Widget):
+            self.parent.scroll_page_down(animate=False)
+
 
 class QuantizationDrawer(VerticalScroll, can_focus=False):
     """Beside the chats, in the place of the decoding drawer. Receives snapshots while it is open."""
@@ -132,6 +141,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
     HINTS: ClassVar[Hints] = (
         ("quantization.up quantization.down", "choose"),
         ("Tab", "weights, cache"),
+        ("PgDn", "more"),
         ("Enter", "convert"),
         ("Esc", "close"),
     )

@@ -184,7 +184,8 @@ class EventLog(Pane):
     def _matches(self, entry: EventLine) -> bool:
         """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
         letter = self._owner(entry).letter.lower()
-        line = f"{_number(entry)} {entry.kind} {self._words(entry)}".lower()
+        also = "preempted" if entry.kind == "swapped" else ""  # as the queue's key and the totals call it
+        line = f"{_number(entry)} {entry.kind} {also} {self._words(entry)}".lower()
         return all(
             term == letter or ((len(term) > 2 or term.isdigit()) and term in line)
             for term in self.pattern.lower().split()

@@ -64,7 +64,7 @@ def described(event: Event) -> tuple[str, str]:
         case Admitted(cached=cached):
             return "admitted", f"{plural(cached, 'token')} from the cache" if cached else "nothing cached"
         case Preempted(swapped=True, blocks=blocks, tier=tier):
-            return "swapped", f"preempted: {plural(blocks, 'block')} to {tier or 'a lower tier'}"
+            return "swapped", f"{plural(blocks, 'block')} to {tier or 'a lower tier'}"
         case Preempted(blocks=blocks):
             return "preempted", f"gave up {plural(blocks, 'block')}"
         case Resumed(swapped=True):

@@ -159,3 +159,17 @@ async def test_a_click_selects_a_scheme_and_a_second_one_chooses_it(bench: Calla
         assert (it.quantization.schemes.highlighted, backend.quantized) == (1, [])
         await it.pilot.click(offset=(x, y))
         await it.until(lambda: backend.quantized == ["int8"])
+
+
+@run
+async def test_keys_scroll_to_the_figures_below_the_schemes(bench: Callable[..., Any]) -> None:
+    many = tuple(SchemeView(f"int{bits}", "", 1_300_000_000) for bits in range(30))
+    async with bench((80, 24), backend=FakeBackend([snapshot(schemes=many, quantization="int8")])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "PgDn more" in it.screen_text())
+        chosen = it.quantization.schemes.highlighted
+        await it.pilot.press(*["pagedown"] * 4)
+        await it.until(lambda: it.quantization.scroll_y == it.quantization.max_scroll_y)
+        assert it.quantization.max_scroll_y > 0 and it.quantization.schemes.highlighted == chosen
+        await it.pilot.press(*["pageup"] * 4)
+        await it.until(lambda: it.quantization.scroll_y == 0)

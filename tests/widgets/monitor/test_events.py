@@ -44,8 +44,8 @@ def log() -> EventLog:
             ),
         ),
         (events.Preempted(1, 0, 3, False, 12), ("preempted", "gave up 12 blocks")),
-        (events.Preempted(1, 0, 3, True, 1, "host"), ("swapped", "preempted: 1 block to host")),
-        (events.Preempted(1, 0, 3, True, 12, "disk"), ("swapped", "preempted: 12 blocks to disk")),
+        (events.Preempted(1, 0, 3, True, 1, "host"), ("swapped", "1 block to host")),
+        (events.Preempted(1, 0, 3, True, 12, "disk"), ("swapped", "12 blocks to disk")),
         (events.Resumed(1, 0, 3, True, 0), ("resumed", "with its stored blocks")),
         (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
         (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host, 2.0 ms")),
@@ -327,3 +327,14 @@ async def test_the_log_is_bounded() -> None:
         await pilot.pause()
         assert lines(pane)[0].split()[:3] == ["5", "events", "2,000"]
         assert "of 2,499 tokens" in lines(pane)[-1]
+
+
+async def test_a_swap_is_found_as_a_preemption() -> None:
+    pane = log()
+    async with staged(pane, (60, 6), focus=False) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        pane.add(events.Preempted(1, 0, 3, True, 12, "host"))
+        pane.filter()
+        pane.query_one(Input).value = "preempt"
+        await pilot.pause()
+        assert "1 of 1" in lines(pane)[0]
