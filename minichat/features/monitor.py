@@ -141,7 +141,7 @@ MONITOR = Feature(
                 ("{monitor.zoom}", "map: zoom to blocks, their owners and content"),
                 ("{monitor.window}", "graphs: 30 seconds, 2 or 10 minutes"),
                 ("{monitor.abort}  {monitor.preempt}", "abort or preempt the selected request"),
-                ("*", "queue: in a new phase"),
+                ("", "a * marks a new phase"),
                 ("{monitor.filter}", "filter the events"),
             ),
         ),

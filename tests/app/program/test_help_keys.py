@@ -59,7 +59,7 @@ async def test_keys_that_type_or_send_stay_in_the_filter(bench: Callable[..., An
         ("pgup", "scroll the chat"),
         ("pageup", "scroll the chat"),
         ("find_next", "while find is open"),
-        ("*", "queue: in a new phase"),
+        ("*", "a * marks a new phase"),
     ],
 )
 async def test_the_filter_finds_keys_as_the_settings_write_them(
