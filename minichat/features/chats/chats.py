@@ -28,9 +28,13 @@ async def fork(context: Context, message: Message | None = None) -> None:
     if not messages:
         context.app.notify("There is no message to fork from yet", severity="warning")
         return
-    context.workspace.keep_draft()
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
+    if running and source.run is not None and source.run.searching:
+        end = context.keys.name("reply.stop")
+        context.app.notify(f"A beam search has no fork before its end ({end} stops it)", severity="warning")
+        return
+    context.workspace.keep_draft()
     child = context.chats.fork(message_id, source)
     context.workspace.follow_chat(child)
     if running:  # otherwise the reply has ended

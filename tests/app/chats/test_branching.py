@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.api.errors import UnknownRequest
+from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from tests.app.conftest import run
 
@@ -33,6 +34,19 @@ async def test_both_replies_continue(bench: Callable[..., Any]) -> None:
         assert "3 tok  2 copied" in it.screen_text()
         stored = it.app.store.chat(child.chat.id).messages
         assert [each.text for each in stored] == ["hello", "Once upon the hill"]
+
+
+@run
+async def test_a_beam_search_is_not_forked_while_it_runs(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.chats.active.tune(SamplingParams(beams=4))
+        reply = await it.say("hello")
+        await it.pilot.press("alt+k")
+        await it.until(lambda: it.notices() == ["A beam search has no fork before its end (Esc stops it)"])
+        assert len(it.app.chats) == 1 and len(it.replies) == 1
+        await it.answered(reply)
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.app.chats) == 2)
 
 
 @run
