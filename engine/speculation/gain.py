@@ -56,7 +56,12 @@ class Prices:
 
     def of(self, kind: str, rows: int) -> float:
         """Return the cost of a drafted token in steps of `rows` rows, or 0 with too few samples."""
-        return max(0.0, self._extra.of((kind, rows.bit_length()), TRIES) or 0.0)
+        return self.known(kind, rows) or 0.0
+
+    def known(self, kind: str, rows: int) -> float | None:
+        """Return that cost, or None with too few samples. Drafts may cost nothing."""
+        share = self._extra.of((kind, rows.bit_length()), TRIES)
+        return None if share is None else max(0.0, share)
 
 
 @dataclass(slots=True)
@@ -95,11 +100,11 @@ class Tally:
     took: float = 0.0  # time in plain steps, including the delay of other rows
     plain: int = 0  # tokens decoded without drafts, each in a plain step
 
-    def observe(self, drafted: int, accepted: int, price: float, rows: int) -> None:
+    def observe(self, drafted: int, accepted: int, price: float | None, rows: int) -> None:
         self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
-        if price:
+        if price is not None:
             self.brought += 1 + accepted
             self.took += 1 + rows * price * drafted
 

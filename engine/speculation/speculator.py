@@ -88,7 +88,7 @@ class Speculator:
     def observe_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
         """Record a verification. `rows`: the number of rows that decoded in its step."""
         drafting = self._rows.get(request.id)
-        price = self.prices.of(drafting.kind, rows) if drafting else 0.0
+        price = self.prices.known(drafting.kind, rows) if drafting else None
         self.tally.observe(drafted, accepted, price, rows)
         if drafting is None:
             return
@@ -98,7 +98,7 @@ class Speculator:
         change = 2 if accepted == drafted else -1
         most = min(most, self.most.get(drafting.kind, most))
         drafting.length = max(self._least(drafting), min(drafting.length + change, most))
-        drafting.judge.observe(drafted, accepted, price, rows)
+        drafting.judge.observe(drafted, accepted, price or 0.0, rows)
         if not drafting.judge.on:
             drafting.length = max(drafting.first, self._least(drafting))
 

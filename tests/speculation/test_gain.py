@@ -280,3 +280,15 @@ def test_tokens_without_drafts_count_as_well() -> None:
     assert tally.gain == 0, "not known yet"
     tally.observe(4, 4, 0.1, 1)
     assert tally.gain == pytest.approx(15 / 11.4)
+
+
+def test_drafts_that_cost_nothing_have_a_gain() -> None:
+    """A step with them may take no longer than one without."""
+    prices, tally = Prices(), Tally()
+    for _ in range(3):
+        prices.observe_plain(1, 0.010)
+    assert prices.known("ngram", 1) is None
+    for _ in range(TRIES):
+        prices.observe_drafts("ngram", 1, 9, 0.010)
+    tally.observe(9, 9, prices.known("ngram", 1), 1)
+    assert tally.gain == 10.0

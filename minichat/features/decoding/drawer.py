@@ -19,6 +19,7 @@ from minichat.ui.marks import Marks
 _LIVE = 5  # minimum lines for the live part: likeliest tokens or beams; with nothing to show it gets one
 _TREE = 24  # maximum lines of a beam tree
 _FIELDS = 14  # lines the fields get before the live part grows
+_GAINS = 37  # cells of the line about speculation
 _HEADING = 3  # lines of the heading and its margins; one of them is above the fields
 
 
@@ -101,13 +102,10 @@ def gains(speculation: Speculation, *, over: bool = False) -> str:
         if over:
             return f"last reply: {'nothing drafted' if speculation.on else 'paused, no gain before'}"
         return "nothing drafted yet" if speculation.on else "paused: no gain lately"
-    share = f"{speculation.acceptance:.0%}"
-    words = [
-        f"last reply: {share}" if over else f"{share} accepted",
-        f"{speculation.tokens_a_step:.1f} tok/step",
-    ]
+    share, paused = f"{speculation.acceptance:.0%}", not speculation.on and not over
+    share = f"last reply: {share}" if over else share if paused else f"{share} accepted"
+    words = f"{share}  {speculation.tokens_a_step:.1f} tok/step"
     if speculation.gain:
-        words.append(f"{speculation.gain:.2f}x")
-    if not speculation.on and not over:
-        words.append("paused")
-    return "  ".join(words)
+        forms = [f"{words}  {speculation.gain:.{digits}f}x" for digits in (2, 1, 0)]
+        words = next((each for each in forms if len(each) <= _GAINS), forms[-1])
+    return f"{words}  paused" if paused else words

@@ -53,6 +53,31 @@ async def test_a_reply_that_has_ended_has_the_figures_of_its_whole(bench: Callab
         await it.until(lambda: "last reply: 50%  3.0 tok/step  1.25x" in it.screen_text())
 
 
+@pytest.mark.parametrize(
+    ("most", "shown"),
+    [
+        (Speculation("draft", True, 10, 91, 91, 7.524), "last reply: 100%  10.1 tok/step  7.5x"),
+        (Speculation("draft", True, 10, 120, 120, 11.52), "last reply: 100%  13.0 tok/step  12x"),
+    ],
+)
+@run
+async def test_large_gains_fit_the_line(bench: Callable[..., Any], most: Speculation, shown: str) -> None:
+    async with bench(SIZE, backend=seen(None), params=DRAFT) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        await ended(it, reply, most)
+        await it.until(lambda: shown in it.screen_text())
+
+
+@run
+async def test_a_pause_is_in_the_line(bench: Callable[..., Any]) -> None:
+    paused = Speculation("draft", False, 10, 40, 40, 0.953)
+    async with bench(SIZE, backend=seen(paused), params=DRAFT) as it:
+        await it.say("hello")
+        await it.pilot.press("f3")
+        await it.until(lambda: "100%  5.0 tok/step  0.95x  paused" in it.screen_text())
+
+
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 @run
 async def test_a_reply_that_no_snapshot_showed_has_figures(bench: Callable[..., Any], kind: str) -> None:

@@ -78,9 +78,18 @@ def test_a_reply_shorter_than_its_least_is_refused_under_that_name_too(small: ht
     assert error["message"] == "min_tokens: 9 is more than max_completion_tokens (2)"
 
 
-def test_a_screen_of_its_own_reads_how_the_engine_takes_more(small: httpx.Client) -> None:
-    engine = small.post(REPLIES, json={"prompt": WORDS}).json()["engine"]
-    assert engine["text"].endswith("Shorten the prompt or choose a larger model")
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ({"max_context": 64}, "raise max_context"),
+        ({"blocks": 4}, "give the KV cache more blocks"),
+        ({}, "choose a larger model"),
+    ],
+)
+def test_a_screen_of_its_own_reads_how_the_engine_takes_more(given: dict[str, int], way: str) -> None:
+    with serving(dry(**given)) as one, one.client() as client:
+        engine = client.post(REPLIES, json={"prompt": "word " * 60_000}).json()["engine"]
+    assert engine["text"].endswith(f"Shorten the prompt or {way}")
 
 
 def test_an_error_does_not_name_the_folder_of_the_model(small: httpx.Client) -> None:
