@@ -19,7 +19,7 @@ from minichat.commands.arguments import (
     add_sampling,
 )
 from minichat.commands.bench.arguments import add_bench
-from minichat.doing import doing
+from minichat.doing import doing, doing_late
 from minichat.shell.again import adopt
 from minichat.shell.streams import give_up_output, of_output, settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
@@ -377,8 +377,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from engine.generated import keeping  # they import more than --help needs
         from engine.interrupts import interrupts_kept
 
-        slow = "importing torch" if options.command == "doctor" else ""
-        with doing(slow), interrupts_kept(), keeping(options.command):
+        start = doing("importing torch") if options.command == "doctor" else doing_late("starting minichat")
+        with start, interrupts_kept(), keeping(options.command):
             command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()

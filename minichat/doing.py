@@ -41,24 +41,31 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
             print(ERASE, end="", file=sys.stderr, flush=True)
 
 
-def waiting(
-    items: Iterable[T], what: str, arrived: Callable[[T], object], *, after: float = 1.0
-) -> Iterator[T]:
-    """Pass on items. Until one has arrived, show what is waited for, if that takes over `after` seconds."""
-    rest = iter(items)
+@contextmanager
+def doing_late(what: str, *, after: float = 1.0) -> Iterator[None]:
+    """Show what is done if it takes over `after` seconds."""
     with doing() as say:
         late = threading.Timer(after, say, (what,))
         late.daemon = True
         late.start()
         try:
-            for item in rest:
-                if arrived(item):
-                    break
-                yield item
-            else:
-                return
+            yield
         finally:
             late.cancel()
             late.join()
+
+
+def waiting(
+    items: Iterable[T], what: str, arrived: Callable[[T], object], *, after: float = 1.0
+) -> Iterator[T]:
+    """Pass on items. Until one has arrived, show what is waited for, if that takes over `after` seconds."""
+    rest = iter(items)
+    with doing_late(what, after=after):
+        for item in rest:
+            if arrived(item):
+                break
+            yield item
+        else:
+            return
     yield item
     yield from rest

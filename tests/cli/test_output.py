@@ -14,6 +14,7 @@ import pytest
 from engine.api.errors import EngineError
 from engine.api.request import Request
 from engine.scheduling.policy import POLICIES
+from minichat import cli
 from minichat.commands.options import failed, show_progress
 from minichat.doing import doing, waiting
 from minichat.shell.streams import settle
@@ -207,6 +208,15 @@ def test_a_wait_is_shown_once_it_is_long_and_removed_before_what_arrives(
     assert [*waiting(["one", "two"], "waiting", bool)] == ["one", "two"]
     assert [*waiting([""], "waiting", bool)] == [""]
     assert capsys.readouterr().err == ""
+
+
+def test_a_slow_start_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch)
+    shown, load = threading.Event(), cli.import_module
+    monkeypatch.setattr("minichat.doing.harmless", lambda text, _: shown.set() or text)
+    monkeypatch.setattr(cli, "import_module", lambda name: shown.wait(20) and load(name))
+    assert cli.main(["locate"]) == 0
+    assert capsys.readouterr().err == "\r\x1b[Kstarting minichat ...\r\x1b[K"
 
 
 # What a model or another program wrote
