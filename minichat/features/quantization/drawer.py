@@ -140,7 +140,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
     ]
     HINTS: ClassVar[Hints] = (
         ("quantization.up quantization.down", "choose"),
-        ("Tab", "weights, cache"),
+        ("Tab", "cache"),
         ("PgDn", "more"),
         ("Enter", "convert"),
         ("Esc", "close"),
@@ -150,7 +150,9 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     @property
     def hints(self) -> Hints:
-        return (*self.HINTS[:-1], ("Esc", "cancel")) if self._changing else self.HINTS
+        choose, other, *rest, leave = self.HINTS
+        other = ("Tab", "weights") if self.forms.has_focus else other
+        return (choose, other, *rest, ("Esc", "cancel") if self._changing else leave)
 
     class LeaveRequested(Message):
         """Focus should return to the prompt."""
