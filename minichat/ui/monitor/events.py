@@ -152,7 +152,9 @@ class EventLog(Pane):
         facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
         right = f"{self.signs.below} {self._back:,} more, End to follow" if self._back else ""
         if not shown:
-            empty = "no matches" if self.pattern else "no events yet"
+            before = self.snapshot is not None and self.snapshot.finished > 0
+            none = "no events since this screen began" if before else "no events yet"
+            empty = "no matches" if self.pattern else none
             return [self.heading(*facts), ((f" {empty}", "muted"),)]
         return [self.heading(*facts, right=right), *(self._line(entry, width) for entry in shown)]
 

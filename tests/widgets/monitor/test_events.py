@@ -203,7 +203,7 @@ async def test_a_fleets_requests_have_the_names_of_the_queues() -> None:
 async def test_the_newest_event_is_at_the_end() -> None:
     pane = log()
     async with staged(pane, (60, 4), focus=False) as pilot:
-        pane.update_from(snapshot(64), OWNERS)
+        pane.update_from(replace(snapshot(64), finished=0), OWNERS)
         assert "no events yet" in lines(pane)[1]
         for number in range(5):
             pane.add(events.Admitted(number, 12.0, number, 32))
@@ -338,3 +338,10 @@ async def test_a_swap_is_found_as_a_preemption() -> None:
         pane.query_one(Input).value = "preempt"
         await pilot.pause()
         assert "1 of 1" in lines(pane)[0]
+
+
+async def test_an_engine_that_ran_before_the_screen_had_events() -> None:
+    pane = log()
+    async with staged(pane, (60, 4), focus=False):
+        pane.update_from(replace(snapshot(64), finished=5), OWNERS)
+        assert "no events since this screen began" in lines(pane)[1]
