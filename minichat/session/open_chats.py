@@ -213,16 +213,16 @@ class OpenChats:
         self._may_lack = False
         there = self.services.store.open_chats(known={each.chat.id for each in self._all})
         found = [Conversation(chat, self.services) for chat in there if chat.messages]
-        for each in found:
-            self._free(each.chat.letter)
+        self._free({chat.letter for chat in there})
         self._all += found
         return found
 
-    def _free(self, letter: str) -> None:
-        """Give the chat that has this letter another one: it was deleted or closed by another screen."""
-        for each in (each for each in self._all if each.chat.letter == letter):
-            each.chat.letter = free_letter({letter, *self.services.store.shown()})
-            self.services.changed(each)
+    def _free(self, letters: set[str]) -> None:
+        """Give chats that have these letters others: another screen has deleted or closed them."""
+        for each in self._all:
+            if each.chat.letter in letters:
+                each.chat.letter = free_letter(letters.union(self.services.store.shown()))
+                self.services.changed(each)
 
     def outdated(self, conversations: Sequence[Conversation]) -> None:
         """Another screen has changed these chats."""

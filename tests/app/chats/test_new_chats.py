@@ -124,11 +124,12 @@ async def test_a_chat_of_another_screen_takes_the_letter_of_a_deleted_one(
         await it.answered(await it.say("two"))
         deleted, other = it.app.chats.active, Store(locate({"HOME": str(tmp_path)}).chats)
         other.delete_chat(deleted.chat.id)
-        new = other.create_chat()
-        other.add_turn(new.id, 0, [Message(0, "user", "three")])
+        new, newer = other.create_chat(), other.create_chat()
+        for each in (new, newer):
+            other.add_turn(each.id, 0, [Message(0, "user", "three")])
         assert new.letter == deleted.chat.letter
         comes_back(it)
         await it.pilot.press("x")
-        await it.until(lambda: len(it.app.chats) == 3)
-        assert [each.chat.letter for each in it.app.chats] == ["a", "c", "b"]
-        await it.until(lambda: it.main.prompt.border_title.startswith("C "))
+        await it.until(lambda: len(it.app.chats) == 4)
+        assert [each.chat.letter for each in it.app.chats] == ["a", "d", "b", "c"]
+        await it.until(lambda: it.main.prompt.border_title.startswith("D "))
