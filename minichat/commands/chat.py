@@ -27,7 +27,7 @@ from minichat.commands.options import (
     sampling,
 )
 from minichat.completions.tab_names import complete_names
-from minichat.doing import waiting
+from minichat.doing import doing_late, waiting
 from minichat.plural import plural
 from minichat.session.attachments import CannotAttach, attach, listed, missing
 from minichat.shell.streams import harmless
@@ -170,8 +170,9 @@ class Talk:
         began, first, at_first = time.monotonic(), None, 0
         tokens, pieces, stream = 0, [], None
         try:
-            stream = self.host.submit(self._prompt(), self.params, adapter=self.adapter)
-            stream.accepted.result()  # a refusal raises here
+            with doing_late("waiting for the reply"):  # the engine may be compiling kernels
+                stream = self.host.submit(self._prompt(), self.params, adapter=self.adapter)
+                stream.accepted.result()  # a refusal raises here
             opened = opening(self.host, self.params)
             for delta in waiting(stream, "waiting for the reply", lambda each: each.text):
                 tokens += len(delta.tokens)

@@ -27,7 +27,7 @@ from minichat.commands.options import (
     running,
     sampling,
 )
-from minichat.doing import waiting
+from minichat.doing import doing_late, waiting
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned, missing
@@ -182,8 +182,9 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
 
 def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
-    stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
-    stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
+    with doing_late("waiting for the reply"):  # the engine may be compiling kernels
+        stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
+        stream.accepted.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first, at_first = [], 0, None, 0
     late = params.beams > 1 or params.samples > 1  # the tokens of the best one come at the end
     for delta in waiting(stream, "waiting for the reply", lambda each: each.text and not as_json):
@@ -246,8 +247,9 @@ def _report_cut(  # type: ignore[no-untyped-def]
 def _replies(host, prompt, params, options: argparse.Namespace, opened: str) -> int:  # type: ignore[no-untyped-def]
     """Print several replies once all have ended, numbered or as a JSON list."""
     began = time.monotonic()
-    stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
-    stream.accepted.result()
+    with doing_late("waiting for the replies"):
+        stream = host.submit(prompt, params, deadline=_deadline(options), adapter=reply_adapter(options))
+        stream.accepted.result()
     received: dict[int, list[tuple[float, Delta]]] = {}
     for delta in waiting(stream, "waiting for the replies", lambda each: False):
         received.setdefault(delta.choice, []).append((time.monotonic(), delta))

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from engine.api.errors import EngineError
 from engine.api.request import Request
+from engine.host.thread import EngineThread
 from engine.scheduling.policy import POLICIES
 from minichat import cli
 from minichat.commands.options import failed, show_progress
-from minichat.doing import doing, waiting
+from minichat.doing import doing, doing_late, waiting
 from minichat.shell.streams import settle
 from tests.cases import soak
 from tests.cli.conftest import Run
@@ -208,6 +210,30 @@ def test_a_wait_is_shown_once_it_is_long_and_removed_before_what_arrives(
     assert [*waiting(["one", "two"], "waiting", bool)] == ["one", "two"]
     assert [*waiting([""], "waiting", bool)] == [""]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("generate", ["generate", "a"]), ("generate", ["generate", "--n", 2, "a"]), ("chat", ["chat"])],
+)
+def test_a_wait_for_an_engine_that_takes_no_request_is_shown(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch, module: str, words: list[object]
+) -> None:
+    """As while it compiles kernels."""
+    on_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    shown, submit = threading.Event(), EngineThread.submit
+
+    def see(text: str, _: object) -> str:
+        if text.startswith("waiting"):
+            shown.set()
+        return text
+
+    monkeypatch.setattr("minichat.doing.harmless", see)
+    monkeypatch.setattr(f"minichat.commands.{module}.doing_late", partial(doing_late, after=0.01))
+    monkeypatch.setattr(EngineThread, "submit", lambda *a, **more: shown.wait(20) and submit(*a, **more))
+    ran = run(*words, "--model", chat_model, "--max-tokens", 2)
+    assert ran.code == 0 and "\r\x1b[Kwaiting for the repl" in ran.err and ran.err.endswith("\r\x1b[K")
 
 
 def test_a_slow_start_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
