@@ -80,7 +80,7 @@ class Talk:
                     readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
             shot = self.host.snapshot()
             ways = "/help for commands, /quit to leave"
-            _say(f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; {ways}")
+            _say(f"minichat: {shot.model} on {shot.device}, {shot.blocks.size:,} KV blocks; {ways}")
         if first is not None:
             _say(f"> {first.text}")
             self._send(first)
