@@ -168,14 +168,14 @@ class Talk:
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
         began, first, at_first = time.monotonic(), None, 0
-        tokens, pieces, stream = 0, [], None
+        tokens, pieces, stream, decoding = 0, [], None, 0.0
         try:
             with doing_late("waiting for the reply"):  # the engine may be compiling kernels
                 stream = self.host.submit(self._prompt(), self.params, adapter=self.adapter)
                 stream.accepted.result()  # a refusal raises here
             opened = opening(self.host, self.params)
             for delta in waiting(stream, "waiting for the reply", lambda each: each.text):
-                tokens += len(delta.tokens)
+                tokens, decoding = tokens + len(delta.tokens), delta.decoding
                 if first is None and tokens:
                     first, at_first = time.monotonic() - began, tokens
                 if delta.text:
@@ -198,7 +198,8 @@ class Talk:
             self._report_end(delta, tokens)
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
-            rate = ReplyCosts(0, tokens, time.monotonic() - began, first, at_first).rate
+            took = time.monotonic() - began
+            rate = ReplyCosts(0, tokens, took, first, at_first, decoding=decoding).rate
             speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
             print(f"\x1b[2m{plural(tokens, 'token')}{f', {speed} tok/s' if rate else ''}\x1b[0m")
 

@@ -204,7 +204,8 @@ def _reply(host, prompt, params, options: argparse.Namespace, opened: str) -> in
     elif (text := "".join(pieces)) and not text.endswith("\n"):
         print()
     if options.verbose:
-        costs = ReplyCosts(stream.prompt_tokens, tokens, ended - began, (first or ended) - began, at_first)
+        times = ended - began, (first or ended) - began
+        costs = ReplyCosts(stream.prompt_tokens, tokens, *times, at_first, decoding=delta.decoding)
         print(f"minichat: {costs}", file=sys.stderr)
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
@@ -294,10 +295,16 @@ class ReplyCosts:
     first: float | None = None  # seconds until the first piece; None: not known
     at_first: int = 0  # the tokens of that piece, which tell nothing about the rate
     replies: int = 1
+    decoding: float = 0.0  # seconds from the first token to the last, as the engine says; 0: not known
 
     @property
     def rate(self) -> float:
-        """Tokens per second after the first piece; 0 if there are none, or if that is not known."""
+        """Tokens per second after the first one, or after the first piece; 0: not known.
+
+        Pieces may wait to be read, and arrive together.
+        """
+        if self.decoding:
+            return (self.tokens - 1) / self.decoding
         rest, after = self.tokens - self.at_first, self.seconds - (self.first or 0.0)
         return rest / after if self.first is not None and rest > 0 and after > 0 else 0.0
 

@@ -33,6 +33,11 @@ def name_of(params: SamplingParams) -> str:
 Covered = dict[str, tuple[Any, Any]]  # a chat's own values that a preset replaced, and by what
 
 
+def between(params: SamplingParams, other: SamplingParams) -> int:
+    """How many places further the strategy of the other parameters is."""
+    return NAMES.index(name_of(other)) - NAMES.index(name_of(params))
+
+
 class Strategies:
     """Remembers the settings of each strategy in a chat, to restore them on return."""
 

@@ -234,7 +234,9 @@ def test_control_c_that_came_after_the_reply_does_not_quit(
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert chat.Talk(Mock(), SamplingParams(), None).run() == 0
+    host = Mock()
+    host.snapshot.return_value.blocks.size = 4096
+    assert chat.Talk(host, SamplingParams(), None).run() == 0
     again = "\nminichat: press Ctrl+C again to quit\n"
     assert capsys.readouterr().out.endswith(f"{again}{chat.SET}\n{again}\n")
 

@@ -75,6 +75,8 @@ def test_the_rate_is_that_of_the_tokens_after_the_first_piece() -> None:
     assert str(ReplyCosts(3, 41, 2.5, 0.5, 1)).endswith("first token after 0.500 s, then 20.0 tok/s")
     assert str(ReplyCosts(3, 41, 2.5, 0.5, 21)).endswith("then 10.0 tok/s")
     assert str(ReplyCosts(3, 3, 50.5, 0.5, 1)).endswith("then 0.04 tok/s")
+    late = ReplyCosts(3, 8, 0.5004, 0.5, 1, decoding=0.07)  # all pieces were read together
+    assert str(late).endswith("then 100.0 tok/s")
     assert str(ReplyCosts(1, 5, 0.3012, 0.3010, 5)) == (
         "prompt 1 token, reply 5 tokens in 0.301 s; first token after 0.301 s"
     )

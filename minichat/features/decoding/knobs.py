@@ -30,7 +30,7 @@ from minichat.session.decoding import (
     shown,
     stepped,
 )
-from minichat.session.strategies import Strategies, name_of
+from minichat.session.strategies import Strategies, between, name_of
 from minichat.settings.presets import DEFAULT, OWN
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.monitor.shades import mixes
@@ -263,6 +263,8 @@ class Knobs(Widget, can_focus=True):
         self._typing, row = None, self._here
         if isinstance(row, Knob):
             self._set(row, getattr(self.default if shown(row, PLAIN) else PLAIN, row.field))
+        elif row == _STRATEGY:
+            self._switch(between(self.params, self.default))
         elif row == _PRESET:
             self.post_message(self.DeleteRequested())
 

@@ -91,6 +91,20 @@ async def test_a_running_reply_becomes_a_search_and_back(bench: Callable[..., An
 
 
 @run
+async def test_delete_brings_back_the_strategy_of_a_new_chat(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        chat, before = it.app.chats.active.chat, it.app.chats.active.chat.params
+        await it.pilot.press("f3")
+        row(it, "strategy")
+        await it.pilot.press("left", "left")
+        await it.until(lambda: chat.params.beams == 4)
+        await it.pilot.press("delete")
+        await it.until(lambda: chat.params == before)
+        await it.pilot.press("delete")
+        assert chat.params == before
+
+
+@run
 async def test_the_tail_of_a_search_is_shown_and_may_be_replaced(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         reply = await it.say("hello")
