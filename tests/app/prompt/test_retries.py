@@ -140,12 +140,15 @@ async def test_no_retry_is_offered_for_an_adapter_or_messages_that_are_refused(
             await it.until(lambda: "Alt+R to retry" not in it.screen_text())
             if mend == "model":
                 it.app.chats.active.chat.adapter = ""
-                it.main.show_snapshot(snapshot(model="another"))
+                it.backend._snapshots = [shot := snapshot(model="another")]  # those that are polled, too
+                it.main.show_snapshot(shot)
             elif field == "adapter":
                 it.app.chats.active.chat.adapter = "sql"
                 it.main.label()
                 assert "Alt+R to retry" not in it.screen_text(), "it is not loaded"
-                it.main.show_snapshot(snapshot(adapters=(AdapterView("sql", 8, 1000, "folder"),)))
+                loaded = AdapterView("sql", 8, 1000, "folder")
+                it.backend._snapshots = [shot := snapshot(adapters=(loaded,))]
+                it.main.show_snapshot(shot)
             else:
                 it.app.chats.active.instruct("")
                 it.main.label()
