@@ -377,9 +377,8 @@ class TestBadInput:
         assert "has no tokenizer.json" in self.error(run, tmp_path)
 
     def test_random_weights_without_a_tokenizer_reply_with_token_ids(self, run: Run, tmp_path: Path) -> None:
-        folder = write_config(tmp_path)
-        seeded = ("--max-tokens", 3, "--seed", 1)  # others may end the reply at once
-        ran = run("generate", "--model", folder, "--dummy-weights", *seeded, "the")
+        words = ("--dummy-weights", "--max-tokens", 3, "--seed", 1)  # other seeds may end it at once
+        ran = run("generate", "--model", write_config(tmp_path), *words, "the")
         assert ran.code == 0
         assert len([int(each) for each in ran.out.split()]) == 3
 
