@@ -15,6 +15,7 @@ from termios import FIONREAD
 from engine.api.errors import FULL, BadInput, BadParams, EngineError
 from engine.api.events import Delta
 from engine.api.params import Grammar, SamplingParams
+from engine.api.places import expanded
 from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import (
@@ -119,7 +120,7 @@ def _warn_of_files(options: argparse.Namespace) -> None:
     for name in mentioned(text):
         print(
             f"minichat: generate attaches no files, @{name} was sent as text; to attach it: "
-            f"minichat generate TEXT - < {shlex.quote(name)}",
+            f"minichat generate TEXT - < {shlex.quote(str(expanded(name)))}",
             file=sys.stderr,
         )
 

@@ -180,6 +180,20 @@ def test_generate_sends_the_name_of_a_file_as_text_and_warns(
     assert run("generate", "-", *words).err == ""
 
 
+def test_generate_names_a_file_in_the_home_folder_so_that_a_shell_finds_it(
+    run: Run, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell expands no ~ between quotes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my notes.txt").write_text("secret")
+    (tmp_path / "notes.txt").write_text("secret")
+    ran = run("generate", 'sum up @~/notes.txt and @"~/my notes.txt"', "--model", chat_model, *OPTIONS)
+    assert [line.rpartition(" - < ")[2] for line in ran.err.splitlines()] == [
+        f"{tmp_path}/notes.txt",
+        f"'{tmp_path}/my notes.txt'",
+    ]
+
+
 def test_a_question_in_a_language_without_blanks_is_sent(run: Run, chat_model: Path) -> None:
     ran = run("你好吗？", "--model", chat_model, *OPTIONS)
     assert (ran.code, ran.err) == (0, "") and ran.out
