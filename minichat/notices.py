@@ -54,6 +54,11 @@ class Notices(App[object]):
         self._noticed = message, now + seconds
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
 
+    @property
+    def last_notice(self) -> str:
+        """The text of the last notice, visible or not."""
+        return self._noticed[0]
+
     def end_notice(self, message: str) -> None:
         """Remove the notices with this text. The others stay."""
         if self._noticed[0] == message:
@@ -61,6 +66,8 @@ class Notices(App[object]):
         for toast in self.screen_stack[0].query(Toast) if self.screen_stack else ():  # none: it is closing
             if toast._notification.message == message:
                 toast._expire()
+        for each in [each for each in self._notifications if each.message == message]:  # shown by a dialog
+            self._unnotify(each, refresh=False)
 
     def clear_notifications(self) -> None:
         self._noticed = "", 0.0

@@ -73,7 +73,8 @@ def load(context: Context) -> None:
         except EngineError:
             undisturbed = len(context.app.screen_stack) == 1 and context.workspace.prompt.text == before
             if undisturbed and context.chats.active is conversation:
-                ask(context.app, question, accept, answer, refused=True)
+                again = partial(ask, context.app, question, accept, answer, refused=True)
+                context.app.call_later(again)  # once the notice is there
             raise
         if conversation not in context.chats:
             context.app.notify(f"The adapter {adapter.name} is loaded. The chat that asked for it is closed")

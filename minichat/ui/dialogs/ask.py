@@ -1,25 +1,31 @@
 """A dialog that asks for one line or several lines of text."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, TextArea
 
+from minichat.notices import Notices
 from minichat.ui.dialogs.dialog import Dialog, inner_height
 from minichat.ui.panes.editor import Editor
 from minichat.ui.transcript.glyphs import enterable
 
 
 def ask(
-    app: App[Any], question: str, accept: Callable[[str], bool], given: str = "", *, refused: bool = False
+    app: Notices, question: str, accept: Callable[[str], bool], given: str = "", *, refused: bool = False
 ) -> None:
-    """Ask for a line until `accept` takes it or the user cancels. A refused one stays, to be corrected."""
+    """Ask for a line until `accept` takes it or the user cancels.
+
+    A `refused` one stays, to be corrected, and the notice that says why stays as long.
+    """
+    why = app.last_notice if refused else ""
 
     def take(answer: str | None) -> None:
+        app.end_notice(why)
         if answer is not None and not accept(answer):
             ask(app, question, accept, answer, refused=True)
 

@@ -90,14 +90,16 @@ async def test_a_failed_export_leaves_nothing_and_can_be_repeated(
         return write(file, text, **more)
 
     monkeypatch.setattr(Path, "write_text", writing)
-    async with bench() as it:
+    async with bench(shows_notices=True) as it:
         await it.answered(await it.say("hello"), "good day")
         await export_to(it, folder / "out.md")
-        await it.until(lambda: any("No space left" in notice for notice in it.notices()))
+        await it.until(lambda: "No space left" in it.screen_text())
         assert list(folder.iterdir()) == []
         full = False
         await it.pilot.press("enter")
         await it.until((folder / "out.md").exists)
+        await it.until(lambda: "Exported to" in it.screen_text())
+        assert "No space left" not in it.screen_text(), "the notice of the refusal has ended"
         assert [each.name for each in folder.iterdir()] == ["out.md"]
         assert "good day" in (folder / "out.md").read_text()
 

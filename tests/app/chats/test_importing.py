@@ -65,11 +65,14 @@ async def test_a_file_that_is_no_chat_is_refused(bench: Callable[..., Any], tmp_
     ("name", "why"), [("~no-such-user/x.json", "No such file"), ("/dev/zero", "not a regular file")]
 )
 async def test_a_name_that_is_no_file_is_refused(bench: Callable[..., Any], name: str, why: str) -> None:
-    async with bench() as it:
+    async with bench(shows_notices=True) as it:
         await take_in(it, Path(name))
         await it.until(lambda: any(f"Cannot read {name}: {why}" in each for each in it.notices()))
         await it.until(lambda: it.app.screen.query("Input"))
+        await it.until(lambda: "Cannot read" in it.screen_text())
         assert it.app.screen.query_one("Input").value == name, "it stays, to be corrected"
+        await it.pilot.press("escape")
+        assert "Cannot read" not in it.screen_text(), "the notice of the refusal has ended"
 
 
 @run
