@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from engine.api.errors import BadInput, EngineError
@@ -177,12 +178,20 @@ def table(rows: "list[QualityRow]") -> str:
 
 
 def aligned(cells: Sequence[tuple[str, ...]]) -> str:
+    """A table; on a narrow terminal its columns are in several, each with the first one."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for line in cells:
-        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
-    return "\n".join(lines)
+    room = get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + 2 * len(widths)
+    parts: list[list[int]] = [[]]
+    for column in range(1, len(widths)):
+        if parts[-1] and widths[0] + sum(2 + widths[each] for each in [*parts[-1], column]) > room:
+            parts.append([])
+        parts[-1].append(column)
+    return "\n\n".join("\n".join(_line(line, widths, part) for line in cells) for part in parts)
+
+
+def _line(line: tuple[str, ...], widths: Sequence[int], columns: Sequence[int]) -> str:
+    first = line[0].strip().ljust(widths[0])
+    return "  ".join([first, *(line[each].rjust(widths[each]) for each in columns)]).rstrip()
 
 
 def _cells(row: "QualityRow") -> tuple[str, ...]:

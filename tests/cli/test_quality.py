@@ -137,3 +137,20 @@ def test_bad_usage_is_refused(run: Run, model: Path, words: list[str], problem: 
     assert ran.code == 2
     assert problem in ran.err
     assert ran.out == ""
+
+
+def test_no_line_of_the_table_is_wider_than_the_terminal(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "quality", "--model", model, "--tokens", 40, "--no-speed", "--device", "cpu", "--blocks", 32,
+        "--schemes", "none,kv-int8",
+    )  # fmt: skip
+    whole = run(*words).out.partition("\n\n")[0].splitlines()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = run(*words).out
+    first, second, *_ = (part.splitlines() for part in narrow.split("\n\n"))
+    assert max(map(len, whole)) > 60 >= max(map(len, [*first, *second]))
+    assert [line.split()[0] for line in [*first, *second]] == ["scheme", "none", "kv-int8"] * 2
+    assert whole[0].split() == [*first[0].split(), *second[0].split()[1:]]
