@@ -231,7 +231,8 @@ class EngineLifecycle:
         That is the case if it did not help, no engine is lost, or its settings or its code were edited since.
         """
         if self.program.backend.elsewhere and not self.ready.is_set():
-            self.program.app.notify("Already reconnecting")
+            first = self.program.main.engine.latest is None
+            self.program.app.notify("Already attaching" if first else "Already reconnecting")
             return True
         if self.trouble and (self.program.start.edited() or not self._code.items() <= code().items()):
             return False
