@@ -112,7 +112,7 @@ class EngineLifecycle:
         """Why no other model can be chosen now."""
         if not self.ready.is_set():
             return f"{short(self.model)} is loading; wait until it is ready"
-        return f"{short(self.fetching)} is downloading; only one download at a time" if self.fetching else ""
+        return f"{short(self.fetching)} is downloading, and will then be loaded" if self.fetching else ""
 
     # Loading
 
