@@ -327,11 +327,9 @@ class MinichatApp(Notices, inherit_bindings=False):
     # Actions
 
     async def send_to_clipboard(self, text: str) -> None:
-        driver = self._driver
-        self._clipboard = text
+        driver, self._clipboard = self._driver, text
         write = driver.write if driver else lambda _: None
-        notice = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
-        self.notify(notice)
+        self.notify(await clipboard.send(text, self.paths.clipboard, write, self.start.terminal))
 
     def copy_to_clipboard(self, text: str) -> None:
         """Called for text that a field cuts."""
@@ -345,7 +343,9 @@ class MinichatApp(Notices, inherit_bindings=False):
     async def run_command(self, command: ScreenCommand) -> None:
         """Run a command as its key would. The same key closes the dialog it opens."""
         before = self.screen
-        if command.run is not None and command.enabled(self.context):
+        if not command.enabled(self.context):
+            self.notify(f"Not available now: {command.title}", severity="warning")
+        elif command.run is not None:
             await self._do(partial(command.run, self.context))
         if self.screen is not before:
             closed_by(self.screen, self.keys.of(command.id))

@@ -86,7 +86,7 @@ class ScreenCommand:
     chosen: Handler | None = None  # what it does in the palette, if its key does more than its title says
     also: str = ""  # other words for it, which find it in the palette
     greeting: str = ""  # how an empty chat describes it
-    enabled: Callable[[Context], bool] = always  # otherwise it is not listed and its key does nothing
+    enabled: Callable[[Context], bool] = always  # otherwise the palette has no entry, and its key says so
 
 
 @dataclass(frozen=True, slots=True)

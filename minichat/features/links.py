@@ -9,7 +9,7 @@ from minichat.features.monitor import MonitorSide
 from minichat.session.shared_blocks import Spans, blocks_of, texts_of
 from minichat.session.traces import Known
 
-_UNREAD = "blocks unknown: not computed since the program started"
+_UNREAD = "blocks unknown: no known request has this text"  # perhaps of another engine or screen
 _GONE = "no longer in the cache"
 
 

@@ -136,7 +136,7 @@ class ModelScreen(PickScreen[Model]):
 
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
-            self.say(one_line(reason))
+            self.say(one_line(reason) + (_CANCEL if self._lifecycle.fetching else ""))
             if not self._lifecycle.ready.is_set():
                 begin(self, self._say_how_it_ended)
         elif model.support is None:

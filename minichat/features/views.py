@@ -1,7 +1,7 @@
 """Layout of the chats: side by side or one at a time, and following the active one."""
 
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.ui.layout import SEVERAL
+from minichat.ui.layout import ROOM, SEVERAL
 
 
 def side_by_side(context: Context) -> None:
@@ -11,11 +11,13 @@ def side_by_side(context: Context) -> None:
         several = f"Showing chats side by side needs {SEVERAL} columns"
         context.app.notify(f"{several}; this terminal has {width}", severity="warning")
         return
+    before = len(workspace.shown)
     workspace.side_by_side = not workspace.side_by_side
     workspace.lay_out()
-    if len(context.chats) == 1:
+    if len(workspace.shown) == before:
         how = "Chats are shown side by side" if workspace.side_by_side else "One chat is shown at a time"
-        context.app.notify(f"{how}; this is the only chat")
+        why = f"; {ROOM}" if workspace.side_by_side else ""
+        context.app.notify(f"{how}{'; this is the only chat' if len(context.chats) == 1 else why}")
 
 
 def follow(context: Context) -> None:

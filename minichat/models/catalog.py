@@ -79,10 +79,11 @@ def local(query: str) -> list[Model]:
         return [_at(name, _FILE)]
     if name and os.path.isfile(os.path.join(path, CONFIG)):
         return [_at(name, "folder")]
-    if name.startswith(("/", "~", ".")) and os.path.isdir(path):
+    found = _in_folder(path) if name and os.path.isdir(path) else []
+    if not found and name.startswith(("/", "~", ".")) and os.path.isdir(path):
         nothing = Support("", 0, trouble=f"this folder has neither a {CONFIG} nor a GGUF file")
-        return _in_folder(path) or [Model(identity(name), "folder", nothing)]
-    return []
+        found = [Model(identity(name), "folder", nothing)]
+    return found
 
 
 def _at(name: str, place: str) -> Model:

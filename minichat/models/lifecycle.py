@@ -112,7 +112,7 @@ class EngineLifecycle:
         """Why no other model can be chosen now."""
         if not self.ready.is_set():
             return f"{short(self.model)} is loading; wait until it is ready"
-        return f"{short(self.fetching)} is downloading; only one download at a time" if self.fetching else ""
+        return f"{short(self.fetching)} is downloading, and will then be loaded" if self.fetching else ""
 
     # Loading
 
@@ -231,7 +231,8 @@ class EngineLifecycle:
         That is the case if it did not help, no engine is lost, or its settings or its code were edited since.
         """
         if self.program.backend.elsewhere and not self.ready.is_set():
-            self.program.app.notify("Already reconnecting")
+            first = self.program.main.engine.latest is None
+            self.program.app.notify("Already attaching" if first else "Already reconnecting")
             return True
         if self.trouble and (self.program.start.edited() or not self._code.items() <= code().items()):
             return False

@@ -24,6 +24,7 @@ SAME_TO_A_TERMINAL = {
     "alt+tab": "shift+tab",
     **{f"ctrl+shift+{letter}": f"ctrl+{letter}" for letter in string.ascii_lowercase},
 }
+_FOCUS = ("tab", "shift+tab")  # taken before commands get them
 _NAMED = {key.value.rpartition("+")[2] for key in Keys} | {*KEY_NAME_REPLACEMENTS.values()}
 
 
@@ -111,6 +112,8 @@ def _fault(key: str, given: str, bound: Bound) -> str:
         return f'"{given}" would act while you type; use a key like ctrl+n or f5'
     if not bound.place and not bound.priority and key in _editing():
         return f'"{given}" edits text in the prompt; use another key'
+    if not bound.place and key in _FOCUS:
+        return f'"{given}" moves the focus; use another key'
     return ""
 
 

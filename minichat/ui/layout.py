@@ -7,6 +7,7 @@ SEVERAL = 180  # columns from which chats are side by side
 SHORT = 20  # rows; a screen with fewer has no key bar and a prompt without a border
 LOW = 30  # rows; below that, a long draft leaves its lines to a drawer or the monitor
 MOST_PANES = 4
+ROOM = "close the drawer or the monitor to make room"  # for several chats, where the columns suffice
 _PANE = 57  # columns for each of them: two fit from SEVERAL on
 _CHAT = 60  # columns left for a chat between a drawer and the side panel
 _DRAWER = 40

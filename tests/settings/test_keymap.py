@@ -97,6 +97,8 @@ def test_the_same_key_in_another_place_is_no_conflict(tmp_path: Path) -> None:
         ),
         ('"chat.new" = "enter"', f'2: keys.chat.new: "enter" {BOTH} chat.new and chat.send: use another key'),
         ('"chat.new" = "f6"', '2: keys.chat.new: "f6" edits text in the prompt; use another key'),
+        ('"chat.new" = "Tab"', '2: keys.chat.new: "Tab" moves the focus; use another key'),
+        ('"chat.new" = "shift+tab"', '2: keys.chat.new: "shift+tab" moves the focus; use another key'),
         (
             '"chat.new" = ["f9", "Ctrl+X"]',
             '2: keys.chat.new: "Ctrl+X" edits text in the prompt; use another key',

@@ -8,7 +8,7 @@ from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.divergence import MOST, Comparison, Divergence
 from minichat.shell.background import begin
-from minichat.ui.layout import SEVERAL
+from minichat.ui.layout import ROOM, SEVERAL
 from minichat.ui.likely import visible
 
 _WORD = 16  # maximum width of a token, in cells
@@ -33,7 +33,7 @@ def _why_one(context: Context) -> str:
         return f"{context.keys.name('chat.new')} opens another chat"
     if not context.workspace.side_by_side:
         return f"{context.keys.name('view.panes')} shows several chats"
-    return "close the drawer or the monitor to make room"
+    return ROOM
 
 
 class Divergences:

@@ -10,6 +10,7 @@ from minichat.features.chats.overview import meant, overview_with_keys
 from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
+from minichat.session.conversation import Conversation
 from minichat.ui.dialogs.ask import AskScreen, ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
@@ -112,10 +113,14 @@ async def reopen(context: Context, chat_id: int | None = None) -> None:
 def go(context: Context, index: int) -> None:
     """Go to a chat by its index."""
     if index < len(context.chats):
-        context.workspace.go_to(list(context.chats)[index])
-        context.workspace.prompt.focus()
+        _go_to(context, list(context.chats)[index])
     else:
         context.app.notify(f"There is no chat {index + 1}", severity="warning")
+
+
+def _go_to(context: Context, conversation: Conversation) -> None:
+    context.workspace.go_to(conversation)
+    context.workspace.prompt.focus()
 
 
 def go_by(context: Context, by: int) -> None:
@@ -176,10 +181,10 @@ def instruct(context: Context) -> None:
 
 
 def _offers(context: Context) -> Iterator[Offer]:
-    for index, conversation in enumerate(context.chats):
+    for conversation in context.chats:
         chat = conversation.chat
         title = f"Go to {chat.letter.upper()}: {titled(chat.title)}"
-        yield title, "Chats", partial(go, context, index)
+        yield title, "Chats", partial(_go_to, context, conversation)
 
 
 CHATS = Feature(

@@ -73,8 +73,9 @@ class JumpScreen(PickScreen[Target]):
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
         if chosen is not None:
-            chat = self._store.chat(chosen.value.chat)
-            ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
+            with self.context.program.reporting_errors():  # another screen may have deleted it
+                chat = self._store.chat(chosen.value.chat)
+                ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
 
     def on_input_submitted(self) -> None:
         """Go to the chosen one; if none is found yet, to the first one, once there is one."""
@@ -169,12 +170,13 @@ def jump(context: Context) -> None:
     async def take(target: Target | None) -> None:
         if target is None:
             return
-        if conversation := context.chats.of(target.chat):
-            context.workspace.go_to(conversation)
-        else:
-            await reopen(context, target.chat)
-        if target.message is not None:
-            find(context, target.text, target.message)
+        with context.program.reporting_errors():  # another screen may have deleted it
+            if conversation := context.chats.of(target.chat):
+                context.workspace.go_to(conversation)
+            else:
+                await reopen(context, target.chat)
+            if target.message is not None:
+                find(context, target.text, target.message)
 
     context.app.push_screen(JumpScreen(context), take)
 

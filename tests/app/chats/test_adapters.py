@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from engine.api.commands import DropAdapter, LoadAdapter
 from engine.api.errors import BadInput
 from engine.api.snapshot import AdapterView
+from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend
 from minichat.features import adapters
+from minichat.shell.paths import locate
 from tests.app.conftest import run, snapshot
 
 SQL = AdapterView("sql", 16, 3_000_000, "sql-lora")
@@ -154,3 +157,16 @@ async def test_an_attached_screen_says_on_which_machine_the_folder_is(bench: Cal
         question = "Load a LoRA adapter: NAME=PATH on box:8000, or a name on the hub"
         await it.pilot.pause()
         assert question in it.screen_text()
+
+
+@run
+async def test_a_chat_that_another_screen_has_deleted_is_said_to_be_gone(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with bench((130, 40), backend=FakeBackend([snapshot(adapters=(SQL,))])) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.command("chat.adapter")
+        await it.until(lambda: "rank 16" in it.screen_text())
+        Store(locate({"HOME": str(tmp_path)}).chats).delete_chat(it.app.chats.active.chat.id)
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])

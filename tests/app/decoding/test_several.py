@@ -51,6 +51,21 @@ async def test_each_of_several_replies_has_its_own_rate(bench: Callable[..., Any
         assert (long.tokens, long.seconds) == (101, long.ttft + 4.0)
 
 
+@run
+async def test_a_listed_chat_is_gone_to_though_forks_have_come_before_it(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), params=SamplingParams(temperature=0.7, n=2)) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("ctrl+n")
+        listed = it.app.chats.active
+        await it.pilot.press("alt+1", "ctrl+p", *"gotob")
+        reply.send(Delta(reply.id, (1,), "one", finish=Finish.STOP, left=1))
+        reply.send(Delta(reply.id, (2,), "two", finish=Finish.STOP, choice=1))
+        await it.until(lambda: len(it.app.chats) == 3)
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.screen is it.main)
+        assert it.app.chats.active is listed
+
+
 async def stopped(it: Any, *keys: str) -> FakeReply:
     """A request for three replies, two of which have begun, and which these keys stop."""
     reply = await it.say("hello")

@@ -261,3 +261,15 @@ async def test_an_open_help_is_laid_out_anew_when_the_terminal_grows(bench: Call
         await it.until(lambda: body.virtual_size.height > 80)
         await it.pilot.resize_terminal(200, 60)
         await it.until(lambda: body.virtual_size.height < 70)
+
+
+@run
+async def test_a_key_without_room_for_several_chats_says_so(bench: Callable[..., Any]) -> None:
+    async with bench((180, 50)) as it:
+        await it.pilot.press("ctrl+n", "f3", "alt+p")
+        await it.until(lambda: it.notices() == ["One chat is shown at a time"])
+        await it.pilot.press("alt+p")
+        room = "close the drawer or the monitor to make room"
+        await it.until(lambda: it.notices()[1:] == [f"Chats are shown side by side; {room}"])
+        await it.pilot.press("escape", "alt+p")
+        assert (len(it.main.shown), len(it.notices())) == (1, 2)

@@ -61,6 +61,9 @@ def test_typed_text_may_name_a_folder_of_models(tmp_path: Path, monkeypatch: pyt
     models.append(str(write_gguf_model(tmp_path / "mine" / "three.gguf")))
     for query in (str(tmp_path / "mine"), f"{tmp_path}/mine/", "../mine"):
         assert [model.name for model in local(query)] == models
+    monkeypatch.chdir(tmp_path)
+    assert [model.name for model in local("mine")] == models
+    assert local("here") == []
 
 
 @run

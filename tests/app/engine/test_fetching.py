@@ -3,14 +3,17 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.api.errors import BadInput, ModelNotFound
 from engine.api.wire import decode_error, encode_error
 from minichat.cli import main
+from minichat.clients.protocol import Progress
 from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter, duration, size
 from tests.app.conftest import run
@@ -110,3 +113,21 @@ def test_sizes(count: float, text: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@run
+async def test_another_model_is_not_refused_as_a_second_download(bench: Callable[..., Any]) -> None:
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        await asyncio.Event().wait()
+
+    async with bench((120, 30)) as it:
+        it.app.lifecycle.fetch = fake_fetch
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
+        await it.pilot.press("alt+o", *"org/large")
+        await it.until(lambda: "Enter downloads" in it.screen_text())
+        await it.pilot.press("enter", "ctrl+u", *"pocket")
+        await it.until(lambda: "built in" in it.screen_text())
+        await it.pilot.press("enter")
+        note = "large is downloading, and will then be loaded  ^X cancels the download"
+        await it.until(lambda: note in it.screen_text())
+        assert it.backend.switched == []

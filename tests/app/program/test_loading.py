@@ -8,6 +8,7 @@ import pytest
 
 from engine.kernels.cpu.compiled import build
 from minichat.clients.fake import FakeBackend
+from minichat.clients.protocol import LinkLost
 from tests.app.conftest import run, snapshot
 
 
@@ -33,3 +34,18 @@ async def test_the_banner_says_what_a_load_waits_for(
         backend.loaded.set()
         await switching
         await it.until(lambda: "loading" not in it.screen_text())
+
+
+@run
+async def test_a_first_start_is_not_said_to_reconnect(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()], elsewhere="engine main")
+    backend.loaded.clear()
+    async with bench(backend=backend) as it:
+        await it.pilot.press("f5")
+        await it.until(lambda: it.notices() == ["Already attaching"])
+        backend.loaded.set()
+        await it.until(lambda: it.app.lifecycle.alive)
+        backend.emit(LinkLost(0, 1.0, "gone"))
+        await it.until(lambda: not it.app.lifecycle.ready.is_set())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.notices()[1:] == ["Already reconnecting"])

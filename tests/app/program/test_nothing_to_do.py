@@ -1,10 +1,12 @@
 """Keys that the help and the bottom line show say why they do nothing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.app.configured import configured
 from tests.app.conftest import run
 
 
@@ -108,3 +110,17 @@ async def test_the_map_is_hidden(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.notices() == ["The map will show blocks by session"])
         await it.pilot.press("c")
         await it.until(lambda: it.notices()[1:] == ["The map will show blocks with color by age"])
+
+
+@run
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [("reply.earlier", "Switch to another reply"), ("engine.replicas", "Drain, stop or start a replica")],
+)
+async def test_a_key_that_the_settings_gave_to_a_command_that_is_not_offered(
+    bench: Callable[..., Any], tmp_path: Path, command: str, title: str
+) -> None:
+    configured(tmp_path, f'[keys]\n{command} = "f9"\n')
+    async with bench((80, 24)) as it:
+        await it.pilot.press("f9")
+        await it.until(lambda: it.notices() == [f"Not available now: {title}"])
