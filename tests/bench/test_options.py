@@ -1,0 +1,32 @@
+"""The engine's options have an effect in every question, and are kept with the figures."""
+
+from typing import Any
+
+import pytest
+
+from engine.api.config import EngineConfig
+from minichat.bench.setup import Setup
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        (["--max-slowdown", "1.5"], {"max_slowdown": 1.5}),
+        (["--policy", "latency", "--target-ms", "20.0"], {"policy": "latency", "latency_target": 0.02}),
+        (["--kv-window", "64", "--kv-sinks", "8"], {"kv_window": 64, "kv_sinks": 8}),
+        (["--kv-budget", "96", "--kv-eviction", "attention"], {"kv_budget": 96, "kv_eviction": "attention"}),
+        (["--kv-disk", "/scratch/kv:2"], {"kv_disk": "/scratch/kv:2"}),
+    ],
+)
+def test_an_option_is_kept_with_the_figures_and_given_to_a_server(
+    words: list[str], changes: dict[str, Any]
+) -> None:
+    """Figures with other options are no answer for these."""
+    usual, changed = (Setup(config=EngineConfig(model="m", device="cpu", **each)) for each in ({}, changes))
+    assert changed.settings != usual.settings
+    assert sorted(changed.server_options) == sorted([*usual.server_options, *words])
+
+
+def test_settings_have_no_folders() -> None:
+    config = EngineConfig(model="m", device="cpu", kv_disk="/scratch/kv:2", draft="/models/small")
+    assert "/" not in str(Setup(config=config).settings)
