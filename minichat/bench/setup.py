@@ -223,7 +223,9 @@ class Setup:
 
     def _config(self, changes: dict[str, Any]) -> EngineConfig:
         """A cache of the size that is needed: several engines are alive. No tier, unless asked for."""
-        usual = {"blocks": self._blocks, "host_blocks": self.config.host_blocks or 0, "seed": 0}
+        usual: dict[str, Any] = {"blocks": self._blocks, "seed": 0}
+        if self.config.kv_host is None or "host_blocks" in changes:
+            usual |= {"host_blocks": self.config.host_blocks or 0, "kv_host": None}
         return replace(self.config, **(usual | changes))
 
     def _drop(self, key: str) -> None:

@@ -1,5 +1,7 @@
 """The engine's options have an effect in every question, and are kept with the figures."""
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +32,10 @@ def test_an_option_is_kept_with_the_figures_and_given_to_a_server(
 def test_settings_have_no_folders() -> None:
     config = EngineConfig(model="m", device="cpu", kv_disk="/scratch/kv:2", draft="/models/small")
     assert "/" not in str(Setup(config=config).settings)
+
+
+def test_main_memory_for_the_cache_can_be_given(tiny: Path) -> None:
+    config = EngineConfig(model=str(tiny), device="cpu", kv_host=0.001)
+    with closing(Setup(config=config, rows=(1,), prompt=8, reply=4, requests=2)) as setup:
+        assert setup.engine().snapshot().host_size > 0
+        assert setup.engine(host_blocks=0).snapshot().host_size == 0
