@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from engine.api.config import EngineConfig
+from engine.serving.engine import Engine
+from minichat.bench.questions.ablations import _ablations
 from minichat.bench.setup import Setup
 
 
@@ -39,3 +41,32 @@ def test_main_memory_for_the_cache_can_be_given(tiny: Path) -> None:
     with closing(Setup(config=config, rows=(1,), prompt=8, reply=4, requests=2)) as setup:
         assert setup.engine().snapshot().host_size > 0
         assert setup.engine(host_blocks=0).snapshot().host_size == 0
+
+
+def test_an_ablation_switches_off_what_the_options_switch_on(tiny: Path, tmp_path: Path) -> None:
+    made = list[EngineConfig]()
+
+    class Noted(Setup):
+        def engine(self, **changes: Any) -> Engine:
+            made.append(self._config(changes))
+            return super().engine(**changes)
+
+    config = EngineConfig(
+        model=str(tiny), device="cpu", seed=0, policy="latency",
+        quantization="int8", kv_scheme="int8", kv_host=0.001, kv_disk=f"{tmp_path}:0.001",
+    )  # fmt: skip
+    with closing(Noted(config=config, rows=(1,), prompt=8, reply=6, requests=3)) as setup:
+        found = {each.name: each for each in _ablations(setup)}
+        for name, field, off in (
+            ("weights in int8", "quantization", "none"),
+            ("weights in int4", "quantization", "none"),
+            ("cache in int8", "kv_scheme", "none"),
+            ("host tier", "host_blocks", 0),
+            ("disk tier", "kv_disk", None),
+            ("latency policy", "policy", "fcfs"),
+        ):
+            made.clear()
+            contend = found[name].contenders
+            assert contend is not None
+            contend(setup)
+            assert getattr(made[-1], field) == off != getattr(made[-2], field), name
