@@ -24,3 +24,11 @@ def test_fetch_says_that_it_looks_for_a_model(
     ran = run("fetch", "org/model")
     meter = "\r\x1b[K1.00 of 1.00 GB\n"
     assert (ran.code, ran.err) == (0, f"\r\x1b[Klooking for org/model ...{meter}\r\x1b[K")
+
+
+def test_bench_says_that_it_loads_the_model(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    ran = run("bench", "memory", "--only", "nothing", "--model", chat_model)
+    assert ran.err.startswith(f"\r\x1b[Kloading {chat_model.name} ...\r\x1b[K")
