@@ -1,13 +1,17 @@
 """The engine's options have an effect in every question, and are kept with the figures."""
 
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from engine.api.config import EngineConfig
 from engine.serving.engine import Engine
+from minichat.bench.cases import CaseResult
+from minichat.bench.questions import quick
 from minichat.bench.questions.ablations import _ablations
 from minichat.bench.setup import Setup
 
@@ -70,3 +74,13 @@ def test_an_ablation_switches_off_what_the_options_switch_on(tiny: Path, tmp_pat
             assert contend is not None
             contend(setup)
             assert getattr(made[-1], field) == off != getattr(made[-2], field), name
+
+
+@pytest.mark.parametrize(("changes", "beside"), [({}, True), ({"quantization": "int4"}, False)])
+def test_quick_stands_beside_figures_of_the_same_options(changes: dict[str, Any], beside: bool) -> None:
+    setup = Setup(config=EngineConfig(model="pocket", device="cpu", **changes))
+    weights = quick.Figure("weights", "MB", 12.0, 12.0, 12.0, 1)
+    out = StringIO()
+    page = quick.page([CaseResult("memory", "pocket", (weights,))], setup.settings)
+    Console(width=200, file=out).print(page)
+    assert (" x " in out.getvalue()) is beside
