@@ -86,7 +86,7 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "text",
         nargs="*",
         metavar="TEXT",
-        help="the prompt (default: standard input; - inserts standard input)",
+        help="the prompt (default: standard input; - attaches standard input, or appends it to --raw)",
     )
     command.add_argument("--raw", action="store_true", help="complete the text without a chat template")
     command.add_argument("--json", action="store_true", help="print a JSON object (several replies: a list)")

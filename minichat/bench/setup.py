@@ -34,6 +34,8 @@ _OPTIONS = {  # options of `minichat serve` that affect speed, and their fields 
     "--kv": "kv_scheme",
     "--attention": "attention",
     "--policy": "policy",
+    "--target-ms": "latency_target",
+    "--max-slowdown": "max_slowdown",
     "--tp": "tp",
     "--pp": "pp",
     "--blocks": "blocks",
@@ -41,7 +43,12 @@ _OPTIONS = {  # options of `minichat serve` that affect speed, and their fields 
     "--max-context": "max_context",
     "--kv-window": "kv_window",
     "--kv-budget": "kv_budget",
+    "--kv-eviction": "kv_eviction",
+    "--kv-sinks": "kv_sinks",
+    "--kv-disk": "kv_disk",
+    "--draft": "draft",
 }
+_PLACES = ("kv_disk", "draft")  # without their folders in the settings
 _NAMED = ("device", "dtype", "quantization", "kv_scheme")  # always in the settings of a line
 
 
@@ -108,7 +115,11 @@ class Setup:
             "limits": [self.ttft, self.tpot],
             "price": self.price,
             "threads": self.threads,
-            **{field: value for field, value in self._changed.items() if field not in _NAMED},
+            **{
+                field: Path(value).name if field in _PLACES else value
+                for field, value in self._changed.items()
+                if field not in _NAMED
+            },
         }
 
     @property
@@ -116,7 +127,10 @@ class Setup:
         """Options with which `minichat serve` runs the same model with the same engine."""
         config = self.config
         dummy = ["--dummy-weights"] if config.dummy_weights else []
-        changed = [(option, self._changed.get(field)) for option, field in _OPTIONS.items()]
+        changes = dict(self._changed)
+        if (target := changes.get("latency_target")) is not None:
+            changes["latency_target"] = 1000 * target
+        changed = [(option, changes.get(field)) for option, field in _OPTIONS.items()]
         given = [word for option, value in changed if value is not None for word in (option, str(value))]
         return ["--model", config.model, *dummy, *given]
 
@@ -209,7 +223,9 @@ class Setup:
 
     def _config(self, changes: dict[str, Any]) -> EngineConfig:
         """A cache of the size that is needed: several engines are alive. No tier, unless asked for."""
-        usual = {"blocks": self._blocks, "host_blocks": self.config.host_blocks or 0, "seed": 0}
+        usual: dict[str, Any] = {"blocks": self._blocks, "seed": 0}
+        if self.config.kv_host is None or "host_blocks" in changes:
+            usual |= {"host_blocks": self.config.host_blocks or 0, "kv_host": None}
         return replace(self.config, **(usual | changes))
 
     def _drop(self, key: str) -> None:

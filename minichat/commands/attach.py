@@ -25,6 +25,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         check_terminal("attach")
         if options.url is None and options.uds is None:
+            if options.api_key_file is not None:
+                raise BadInput("--api-key-file has no effect without an address: up's engines need no key")
             return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name or "main"), None))
         if options.name is not None:
             raise BadInput("--name is of an engine of this machine, and cannot be combined with an address")

@@ -58,7 +58,10 @@ _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-
 def run(options: argparse.Namespace) -> int:
     with doing() as say:
         found = examine(say)
-    text = json.dumps(found, indent=2) if options.json else report(found)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    text = report(found)
     print(fitted(text, get_terminal_size().columns) if sys.stdout.isatty() else text)
     return 0
 

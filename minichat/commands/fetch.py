@@ -9,6 +9,7 @@ from engine.api.errors import EngineError
 from engine.api.wire import encode_error
 from engine.models.find import find_model
 from minichat.commands.options import failed
+from minichat.doing import doing
 from minichat.models.progress import ProgressMeter
 
 _EVERY = 0.2  # seconds between two progress updates
@@ -17,7 +18,8 @@ _EVERY = 0.2  # seconds between two progress updates
 def run(options: argparse.Namespace) -> int:
     printer = ProgressPrinter(as_json=options.json)
     try:
-        place = find_model(options.name, progress=printer)
+        with doing(f"looking for {options.name}"):  # the hub may be slow, or never answer
+            place = find_model(options.name, progress=printer)
     except EngineError as error:
         if options.json:
             print(json.dumps({"error": encode_error(error)}))

@@ -20,7 +20,7 @@ class ProcessRow:
     pid: int
     state: str
     model: str
-    uptime: float  # seconds
+    uptime: float | None  # seconds; None if unknown
     running: int | None  # requests; None if unknown
     waiting: int | None
     socket: str
@@ -55,7 +55,7 @@ async def _look() -> list[ProcessRow]:
 async def _line(resident: Resident) -> ProcessRow:
     record = resident.record
     if record is None:
-        return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket), False)
+        return ProcessRow(resident.name, 0, "starting", "", None, None, None, str(resident.socket), False)
     state, status = record.state, {}
     if state == "ready":
         try:
@@ -68,7 +68,7 @@ async def _line(resident: Resident) -> ProcessRow:
         record.pid,
         state,
         record.model,
-        time.time() - record.started,
+        None if state == "damaged" else time.time() - record.started,
         status.get("running"),
         status.get("waiting"),
         str(resident.socket),
@@ -79,7 +79,8 @@ async def _line(resident: Resident) -> ProcessRow:
 def _cells(line: ProcessRow) -> tuple[str, ...]:
     requests = "-" if line.running is None else f"{line.running} running, {line.waiting} waiting"
     model = f"{line.model}, dry run" if line.dry_run else line.model
-    return (line.name, str(line.pid), line.state, model, uptime(line.uptime), requests, line.socket)
+    up = "-" if line.uptime is None else uptime(line.uptime)
+    return (line.name, str(line.pid), line.state, model, up, requests, line.socket)
 
 
 def uptime(seconds: float) -> str:

@@ -105,7 +105,7 @@ def _beside(paths: Paths) -> str:
         return ""
     from minichat.models.residents import home_of, residents
 
-    running = [each for each in residents(home_of(paths)) if each.running()]
+    running = [each for each in residents(home_of(paths)) if each.running() and not each.died()]
     if not running:
         return ""
     ways = ", ".join(each.command("attach") for each in running)

@@ -1,6 +1,7 @@
 """An engine whose record is damaged while it runs: commands say so at once, and down still ends it."""
 
 import json
+import re
 
 from tests.attach.test_residents import User, user
 from tests.cli.conftest import run
@@ -20,7 +21,8 @@ def test_a_damaged_record_is_reported_and_its_engine_can_be_stopped(user: User) 
     assert user.say("up", "--no-screen") == (1, "", f"minichat: {says}\n")
     assert user.say("up", "--no-screen", "--model=other", "--name=main") == (1, "", f"minichat: {says}\n")
     [line] = user.ps()
-    assert (line["pid"], line["state"], line["model"]) == (pid, "damaged", "")
+    assert (line["pid"], line["state"], line["model"], line["uptime"]) == (pid, "damaged", "", None)
+    assert re.search(r" damaged +- +- ", user.say("ps")[1])
     assert user.say("down", "--now").code == 0
     assert not resident.running()
     user.up()  # with a new record

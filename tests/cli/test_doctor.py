@@ -73,6 +73,12 @@ def test_a_terminal_shows_what_it_looks_at(run: Run, monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_a_narrow_terminal_does_not_break_the_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert json.loads(run("doctor", "--json").out)["minichat"] == __version__
+
+
 def test_it_prints_json(run: Run) -> None:
     ran = run("doctor", "--json")
     assert (ran.code, ran.err) == (0, "")

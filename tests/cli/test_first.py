@@ -66,6 +66,9 @@ def test_a_dash_attaches_piped_input_to_generate(
     assert run("generate", "what is this?", *words) == (0, plain, "")
     pipe(b"what is this?")
     assert run("generate", "-", *words).out == plain
+    pipe(b"what")
+    words = ("--raw", *words)
+    assert run("generate", "-", "this", *words).out == run("generate", "thiswhat", *words).out
 
 
 def test_a_dash_without_input_sends_nothing(

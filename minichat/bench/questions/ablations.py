@@ -109,7 +109,7 @@ def _ablations(setup: Setup) -> Iterator[Ablation]:
     for scheme in ("int8", "int4"):
         weights, one = partial(_quantized, scheme=scheme), f"one reply of {reply}"
         yield Ablation(f"weights in {scheme}", "quantization=none", one, "tok/s", weights)
-    kv = partial(_rebuilt, on={"kv_scheme": "int8"})
+    kv = partial(_rebuilt, on={"kv_scheme": "int8"}, off={"kv_scheme": "none"})
     yield Ablation("cache in int8", "kv_scheme=none", mixed, "tok/s", kv)
     yield Ablation("host tier", "host_blocks=0", f"{mixed}, few blocks", "tok/s", _host)
     turn = "first token of a turn whose blocks have left the device"
@@ -149,7 +149,7 @@ def _quantized(setup: Setup, scheme: str) -> Contenders:
         ids = setup.ids()
         return lambda: reply / seconds(engine, [ask(engine, ids, _BRIEF, reply)])
 
-    return one_reply(setup.engine(quantization=scheme)), one_reply(setup.engine())
+    return one_reply(setup.engine(quantization=scheme)), one_reply(setup.engine(quantization="none"))
 
 
 def _switched(setup: Setup, switch: str) -> Contenders:
@@ -230,7 +230,7 @@ def _reserved(setup: Setup) -> Contenders:
 def _host(setup: Setup) -> Contenders:
     """The engine decides whether to swap or to compute again, as it does for a user."""
     blocks = _few_blocks(setup)
-    below, alone = setup.engine(blocks=blocks, host_blocks=4 * blocks), setup.engine(blocks=blocks)
+    below, alone = (setup.engine(blocks=blocks, host_blocks=each) for each in (4 * blocks, 0))
     return _decided(setup, below, alone, partial(_replies, shuffled=True))
 
 
@@ -283,7 +283,7 @@ def _disk(setup: Setup) -> Contenders:
         engine.scheduler.pool.forget_all()
 
     kept = setup.engine(kv_disk=f"{setup.scratch}:1")
-    return _decided(setup, kept, setup.engine(), partial(_turns, between=leave))
+    return _decided(setup, kept, setup.engine(kv_disk=None), partial(_turns, between=leave))
 
 
 def _forks(setup: Setup) -> Contenders:
@@ -353,4 +353,4 @@ def _policy(setup: Setup) -> Contenders:
 
         return call
 
-    return urgent(setup.engine(policy="latency")), urgent(setup.engine())
+    return urgent(setup.engine(policy="latency")), urgent(setup.engine(policy="fcfs"))

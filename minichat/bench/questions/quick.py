@@ -28,6 +28,8 @@ BUDGET = 120.0  # seconds, without --json and --only; on two idle cores it takes
 _SHAPES = {False: "335M", True: "0.6B"}  # on a CPU, on a GPU
 _AFTER = 2  # tokens after a long prompt
 _SHORT = 16  # tokens; the time of short replies is subtracted from that of long ones
+# Settings that a case says about itself, or that change nothing here. The others are the engine's.
+_OTHERS = ("model", "prompt", "reply", "requests", "trace", "limits", "price", "threads")
 REFERENCE = Path(str(files("minichat.bench"))) / "reference.jsonl"
 
 
@@ -129,8 +131,8 @@ def page(results: Sequence[CaseResult], settings: Mapping[str, Any]) -> Group:
     for heading in ("this machine", "spread", "the docs", "this / docs"):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("where")
-    device = settings["device"]
-    lines = [each for each in CaseFile(REFERENCE).lines if each["settings"]["device"] == device]
+    engine = {name: value for name, value in settings.items() if name not in _OTHERS}
+    lines = [each for each in CaseFile(REFERENCE).lines if engine.items() <= each["settings"].items()]
     for result in results:
         if result.why_not:
             found.add_row(result.case, "not measured")

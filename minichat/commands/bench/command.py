@@ -25,6 +25,7 @@ from minichat.bench.report import table
 from minichat.charts.bars import bars_svg
 from minichat.commands.bench.arguments import PEERS
 from minichat.commands.options import engine_config, failed, picture_file
+from minichat.doing import doing
 
 if TYPE_CHECKING:
     from minichat.bench.setup import Setup
@@ -112,24 +113,25 @@ def _setup(options: argparse.Namespace) -> Iterator["Setup"]:
     if options.shape and options.model != "pocket":
         raise BadInput("--model has no effect with --shape, which has random weights")
     config, peers = engine_config(options), dict(_peer(each) for each in options.peer)
-    from minichat.bench.setup import Setup  # it imports torch
+    with doing(f"loading {options.shape or Path(config.model).name or config.model}"):
+        from minichat.bench.setup import Setup  # it imports torch
 
-    setup = Setup(
-        config=config,
-        shape=options.shape or "",
-        rows=tuple(options.rows),
-        prompt=options.prompt,
-        reply=options.reply,
-        requests=options.requests,
-        trace=options.trace,
-        ttft=options.ttft,
-        tpot=options.tpot,
-        price=options.price,
-        threads=options.threads,
-        peers=peers,
-    )
-    try:
+        setup = Setup(
+            config=config,
+            shape=options.shape or "",
+            rows=tuple(options.rows),
+            prompt=options.prompt,
+            reply=options.reply,
+            requests=options.requests,
+            trace=options.trace,
+            ttft=options.ttft,
+            tpot=options.tpot,
+            price=options.price,
+            threads=options.threads,
+            peers=peers,
+        )
         setup.ids()  # a model that does not exist is reported before any case
+    try:
         yield setup
     finally:
         setup.close()

@@ -70,3 +70,10 @@ def test_the_screen_names_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("minichat.commands.screen.take_terminal", lambda log: None)
     ran = run("chat", "hi", "--top-p", 3)
     assert (ran.code, ran.err) == (2, "minichat: --top-p: must be a number above 0 to 1, not 3.0\n")
+
+
+def test_a_key_without_an_address_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minichat.commands.attach.check_terminal", lambda what: None)
+    ran = run("attach", "--api-key-file", "no/such")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--api-key-file has no effect without an address" in ran.err

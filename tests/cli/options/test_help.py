@@ -77,6 +77,7 @@ VALUES = {  # of options that do not take the number 1
 }
 FILES = {"--plot": "picture.svg", "--trace": "trace.csv"}
 TEXTS = {
+    "--api-key-file": "a-key-of-a-server",
     "--json-schema": "{}",
     "--trace": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,10,10\n",
 }
