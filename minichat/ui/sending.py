@@ -123,10 +123,19 @@ def _way_to_another(context: Context) -> str:
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
-    way = f"Press {context.keys.name('reply.stop')} to stop"
-    if busy != [context.chats.active]:  # which that key would not stop, or not all of them
-        way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way}", busy)
+    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way_to_stop(context, busy)}", busy)
+
+
+def way_to_stop(context: Context, busy: Sequence[Conversation]) -> str:
+    """How to stop these replies. Esc may do something else first, such as giving up an edit."""
+    active, panels = context.chats.active, context.panels
+    palette = f"To stop: {context.keys.name('program.palette')}, Stop"
+    if busy != [active]:  # which that key would not stop, or not all of them
+        return f"{palette} all replies"
+    closes = panels.drawer_open or not panels.chats_shown or any(each.opened() for each in context.leaving)
+    if active.editing is not None or closes:
+        return f"{palette} this reply"
+    return f"Press {context.keys.name('reply.stop')} to stop"
 
 
 def _warn_until_end(context: Context, notice: str, busy: Sequence[Conversation]) -> None:
