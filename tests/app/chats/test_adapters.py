@@ -154,3 +154,12 @@ async def test_an_attached_screen_says_on_which_machine_the_folder_is(bench: Cal
         question = "Load a LoRA adapter: NAME=PATH on box:8000, or a name on the hub"
         await it.pilot.pause()
         assert question in it.screen_text()
+
+
+@run
+async def test_a_chat_that_another_screen_deleted_gets_no_adapter(bench: Callable[..., Any]) -> None:
+    async with bench((130, 40), backend=FakeBackend([snapshot(adapters=(SQL,))])) as it:
+        await it.command("chat.adapter")
+        it.app.store.delete_chat(it.app.chats.active.chat.id)
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])

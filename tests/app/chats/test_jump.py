@@ -106,3 +106,19 @@ async def test_the_date_of_a_long_chat_is_shown_beside_a_long_title(
             store.append(store.create_chat(f"title {number} {'long ' * 90}").id, "user", "hello")
         await it.pilot.press("ctrl+o")
         await it.until(lambda: "1,001 messages  2025-10-17" in it.screen_text())
+
+
+@run
+@pytest.mark.parametrize("key", ["enter", "alt+d"])
+async def test_a_listed_chat_that_another_screen_deletes_is_no_failure(
+    bench: Callable[..., Any], key: str
+) -> None:
+    async with bench() as it:
+        gone = it.app.store.create_chat("gone").id
+        it.app.store.append(gone, "user", "hello")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "gone" in it.screen_text())
+        it.app.store.delete_chat(gone)
+        await it.pilot.press(key)
+        await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])
+        assert len(it.app.screen_stack) == (1 if key == "enter" else 2)
