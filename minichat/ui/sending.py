@@ -111,7 +111,9 @@ def stop(context: Context, conversation: Conversation) -> bool:
     if (lack.unlinked or lack.silent) and run and (run.reply is not None or ready.is_set()):
         why, when = lack.gap
         _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
-    if conversation.versions.complete:
+    elif conversation.versions.complete and conversation is not context.chats.active:
+        context.app.notify(f"{conversation.chat.letter.upper()} keeps the earlier reply")
+    elif conversation.versions.complete:
         way = f". To see the stopped one: {_way_to_another(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
     return True

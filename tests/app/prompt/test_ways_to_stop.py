@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from engine.api.commands import Abort
 from engine.api.params import SamplingParams
-from tests.app.conftest import run
+from minichat.clients.fake import FakeBackend
+from tests.app.conftest import run, snapshot
+from tests.attach.test_screen import lost
 
 _OF_PALETTE = "A is still replying. To stop: ^P, Stop this reply"
 
@@ -45,3 +48,41 @@ async def test_esc_does_not_stop_a_search_in_another_chat(bench: Callable[..., A
         said = "A beam search has no fork before its end. To stop: ^P, Stop all replies"
         await it.until(lambda: it.notices() == [said])
         await it.answered(reply)
+
+
+async def regenerated(it: Any) -> Any:
+    """A reply that replaces a complete one and has a word."""
+    await it.answered(await it.say("hello"), "good")
+    await it.pilot.press("alt+r")
+    await it.until(lambda: len(it.replies) == 2)
+    it.replies[-1].say("stub")
+    await it.until(lambda: "stub" in it.screen_text())
+    return it.replies[-1]
+
+
+@run
+async def test_a_reply_that_cannot_be_stopped_now_is_not_said_to_be_replaced(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()], elsewhere="box:8000")
+    backend.handlers[Abort] = lambda command: None  # it arrives when the link is back
+    async with bench((120, 40), backend=backend) as it:
+        reply = await regenerated(it)
+        backend.emit(lost())
+        await it.until(lambda: "no link" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.notices() == ["No link. The reply stops when it is back"])
+        await it.answered(reply, " and more")
+        assert it.texts()[-1] == ("assistant", "stub and more", "done")
+
+
+@run
+async def test_a_chat_that_is_not_on_the_screen_is_named_with_its_earlier_reply(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await regenerated(it)
+        await it.pilot.press("ctrl+n")
+        await it.command("reply.stop_all")
+        await it.until(lambda: it.notices() == ["A keeps the earlier reply"])
+        await it.until(lambda: not it.app.chats.streaming)
