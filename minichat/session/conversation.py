@@ -363,7 +363,7 @@ class Conversation:
             if error:
                 self.services.report(f"{self.chat.letter.upper()} keeps the earlier reply: {error}")
         if compared is not None:
-            compared.end(self)
+            (compared.leave if finish in (Finish.ABORTED, Finish.FAILED) else compared.end)(self)
         self.services.changed(self)
         if run.others and run.spreads and message in self.chat.messages:  # else an earlier one is back
             self.services.spread(self, run.beside(message))
