@@ -7,7 +7,9 @@ import pytest
 
 from engine.api.commands import Abort
 from engine.api.params import SamplingParams
+from minichat.chats.model import Message
 from minichat.clients.fake import FakeBackend
+from tests.app.chats.test_beside_another_screen import living
 from tests.app.conftest import run, snapshot
 from tests.attach.test_screen import lost
 
@@ -86,3 +88,20 @@ async def test_a_chat_that_is_not_on_the_screen_is_named_with_its_earlier_reply(
         await it.command("reply.stop_all")
         await it.until(lambda: it.notices() == ["A keeps the earlier reply"])
         await it.until(lambda: not it.app.chats.streaming)
+
+
+@run
+@pytest.mark.parametrize("command", ["Stop this", "Stop all"])
+async def test_a_reply_of_another_screen_is_no_missing_one(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        chat, store = it.app.chats.active.chat, it.app.store
+        with living(monkeypatch):
+            said = (Message(0, "user", "from there"), Message(0, "assistant", "", state="streaming"))
+            store.add_turn(chat.id, chat.messages[-1].id, said)
+        it.app.chats.outdated([it.app.chats.active])
+        await it.pilot.press("ctrl+p", *command, "enter")
+        notice = "A is replying on another screen. Wait for the end of the reply"
+        await it.until(lambda: it.notices() == [notice])
