@@ -74,12 +74,12 @@ def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool)
     return "  ".join(filter(None, (str(checked), actions)))
 
 
-def greeting(
-    commands: Sequence[ScreenCommand], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
-) -> Greeting:
-    """The greeting of an empty chat: what was found, messages to try, where to look."""
+def greeting(context: Context, found: str, tries: tuple[str, ...]) -> Greeting:
+    """The greeting of an empty chat: what was found and runs now, messages to try, where to look."""
+    keys, attached = context.keys, context.program.backend.elsewhere
+    found = found if context.lifecycle.alive else ""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
-    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
+    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in context.commands if each.greeting)
     other = "" if attached else f"; {model} changes the model"  # a remote engine cannot
     try_one = f"Try one: click it, or press Up, then {keys.name('prompt.send')}." if tries else ""
     return Greeting(

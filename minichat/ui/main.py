@@ -146,9 +146,8 @@ class MainScreen(FrameScreen[None]):
     def label(self) -> None:
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
-        elsewhere = bool(context.program.backend.elsewhere)
         retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
-        greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
+        greeting = labels.greeting(context, self.found, self.tries)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
@@ -221,6 +220,7 @@ class MainScreen(FrameScreen[None]):
             each.traces.clear()
             if each.reading.reset():
                 each.show_messages()
+        self.label()
 
     def wake(self) -> None:
         self.context.program.poller.wake()
