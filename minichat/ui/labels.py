@@ -48,6 +48,16 @@ def _retriable(context: Context) -> bool:
     return bool(messages) and messages[-1].retriable and not context.lifecycle.refusal
 
 
+def keys_of_replies(context: Context, conversation: Conversation) -> tuple[str, str]:
+    """The key that shows reasoning, and how a failed reply offers a retry, if that is possible now. Both keys
+    act on the active chat only.
+    """
+    if conversation is not context.chats.active:
+        return "", ""
+    retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
+    return context.keys.name("prompt.send"), retries
+
+
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     """Where the message goes, and how the reply will be sampled."""
     if active.editing is not None:

@@ -146,14 +146,13 @@ class MainScreen(FrameScreen[None]):
     def label(self) -> None:
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
-        retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
         greeting = labels.greeting(context, self.found, self.tries)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
-            pane.transcript.name_keys(context.keys.name("prompt.send"), retries)
+            pane.transcript.name_keys(*labels.keys_of_replies(context, each))
         self.tabs.tabs = tuple(
             labels.tab(
                 each,

@@ -345,3 +345,22 @@ async def test_an_old_failure_is_measured_before_it_offers_a_retry(bench: Callab
         assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
         it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=2))
         await it.until(lambda: "Alt+R to retry" in it.screen_text())
+
+
+@run
+async def test_keys_that_act_on_the_active_chat_are_named_there_only(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await it.pilot.press("ctrl+n", "alt+a")
+        it.main.prompt.put("go")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        for reply in it.replies:
+            reply.say("<think>hm</think>yes")
+            reply.end(Finish.FAILED, "no room")
+        await it.until(lambda: it.screen_text().count("failed: no room") == 2)
+        for key in "alt+2", "alt+1":
+            await it.pilot.press(key)
+            for words in "Alt+R to retry", "Enter to show":
+                [line] = [each for each in it.screen_text().splitlines() if words in each]
+                left, _, right = line.partition("▕")
+                assert (words in left, words in right) == (key == "alt+1", key == "alt+2")
