@@ -193,8 +193,7 @@ class MainScreen(FrameScreen[None]):
 
     def changed(self, conversation: Conversation) -> None:
         """Update the screen: a chat started or finished a reply, or was renamed."""
-        if not conversation.streaming and conversation not in self.shown:
-            conversation.unread = True
+        if conversation.unread and conversation not in self.shown:
             self.chats.remember(self.context.program.paths.remembered)  # a killed screen cannot
         self.signals.changed(conversation)
         self.label()
