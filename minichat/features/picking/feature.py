@@ -99,6 +99,8 @@ class Picking:
         chats, workspace, walk = self._context.chats, self._context.workspace, self._walk
         if walk is None or (entry := walk.trace.logprobs.get(walk.at)) is None:
             return
+        if self._context.lifecycle.refuses():
+            return
         token, _ = entry.top[choice]
         workspace.keep_draft()
         self.end()

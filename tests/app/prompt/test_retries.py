@@ -28,6 +28,7 @@ from minichat.clients.fake import FakeBackend
 from minichat.session.decoding import in_words
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
+from tests.app.decoding.test_picking import letters, replied
 from tests.cases import SIZES, soak
 
 
@@ -364,3 +365,18 @@ async def test_keys_that_act_on_the_active_chat_are_named_there_only(bench: Call
                 [line] = [each for each in it.screen_text().splitlines() if words in each]
                 left, _, right = line.partition("▕")
                 assert (words in left, words in right) == (key == "alt+1", key == "alt+2")
+
+
+@run
+async def test_no_reply_is_forked_where_it_cannot_go_on(bench: Callable[..., Any]) -> None:
+    backend = letters()
+    async with bench((120, 40), backend=backend) as it:
+        await replied(it, "xabc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: it.picker.rows)
+        backend.emit(Died(0, 0.0, "no reason"))
+        await it.until(lambda: "no engine" in it.screen_text())
+        await it.pilot.press("enter")
+        said = "There is no engine. F5 restarts the engine"
+        await it.until(lambda: it.notices() == [said])
+        assert len(it.app.chats) == 1
