@@ -3,7 +3,7 @@
 from collections.abc import Coroutine, Sequence
 
 from engine.api.errors import EngineError, WeightsChanging
-from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
+from minichat.chats.errors import ChatChanged, ChatGone, StoreError
 from minichat.chats.model import Message
 from minichat.chats.queries import PAGE
 from minichat.features.feature import Context
@@ -157,12 +157,13 @@ def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
 
 
 def _check_edit(active: Conversation, newest: int) -> None:
-    """Refuse an edit of a deleted message, or one that removes messages after `newest`, which are unseen."""
+    """Refuse an edit of a message that is gone, or one that removes unseen messages after `newest`."""
     if active.editing is None:
         return
     if active.editing not in [message.id for message in active.chat.messages]:
         active.editing = None
-        raise MessageGone
+        gone = "the edited message is no longer in the chat"
+        raise StoreError(f"{gone}; send again to add the text as a new one")
     if active.newest != newest:
         raise ChatChanged
 
