@@ -58,15 +58,17 @@ def keys_of_replies(context: Context, conversation: Conversation) -> tuple[str, 
     return context.keys.name("prompt.send"), retries
 
 
-def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
+def recipient(context: Context, to: Sequence[Conversation]) -> str:
     """Where the message goes, and how the reply will be sampled."""
+    active = context.chats.active
     if active.editing is not None:
         return "edit and resend"
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
     chat, new = active.chat, active.services.defaults
     sampled = strategy(chat.params, chat.adapter, new=new)
-    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if chat.system else "")))
+    read = bool(chat.system) and (not context.lifecycle.alive or context.program.backend.has_template)
+    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if read else "")))
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:
