@@ -24,8 +24,7 @@ def use(context: Context, name: str, conversation: Conversation | None = None) -
     """Compute the next replies of a chat, by default the active one, with an adapter; "" for none."""
     chats, conversation = context.chats, conversation or context.chats.active
     conversation.chat.adapter = name
-    with context.program.reporting_errors():  # another screen may have deleted the chat
-        chats.services.store.change_chat(conversation.chat.id, adapter=name)
+    chats.services.store.change_chat(conversation.chat.id, adapter=name)
     chats.services.changed(conversation)
 
 

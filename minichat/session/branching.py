@@ -31,6 +31,7 @@ def join(child: "Conversation", other: "Conversation") -> None:
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         if not await source.has_begun():
             raise HasEnded(source.finish or Finish.FAILED, other.chat.messages[-1].error)
+        run.adapter = source.adapter  # the chat may have another one by now
         run.stays = bool(child.services.backend.elsewhere)
         chat, tag = child.chat.key, tag_of(run.message)
         try:
@@ -55,6 +56,7 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         backend = child.services.backend
         child.set_prefix(run, len(prefix), await walk.text(prefix))
+        run.adapter = trace.adapter
         run.stays = bool(backend.elsewhere)
         reply = await backend.submit(
             trace.prompt,

@@ -50,7 +50,7 @@ class Conversation:
         self.editing = chat.edit.message if chat.edit else None  # the message that the next send replaces
         self.edited = chat.edit.text if chat.edit else ""  # what it is replaced by, as far as it is typed
         self.likely: TokenLogprob | None = None  # alternatives to the newest token
-        self.unread = False
+        self.unread = False  # whether a reply has ended that no screen has shown
         self.watching = False  # whether the likeliest tokens are shown
         self.compared: Comparison[Conversation] | None = None  # a comparison with other chats
         self.traces: dict[int, Trace] = {}  # by id, of the newest requests
@@ -352,7 +352,7 @@ class Conversation:
             self.view.add_text(added, "")
         run.trace_text()
         message = run.settled(self._written(run), finish, error, run.stats(run.last or self.services.clock()))
-        run.finish, self.run = finish, None
+        run.finish, self.run, self.unread = finish, None, True
         self.reading.full = finish is Finish.LENGTH and run.sent.max_tokens is None
         compared, self.compared = self.compared, None
         self._save(message)
@@ -363,7 +363,7 @@ class Conversation:
             if error:
                 self.services.report(f"{self.chat.letter.upper()} keeps the earlier reply: {error}")
         if compared is not None:
-            compared.end(self)
+            (compared.leave if finish in (Finish.ABORTED, Finish.FAILED) else compared.end)(self)
         self.services.changed(self)
         if run.others and run.spreads and message in self.chat.messages:  # else an earlier one is back
             self.services.spread(self, run.beside(message))

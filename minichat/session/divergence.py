@@ -54,9 +54,18 @@ class Comparison(Generic[Who]):
             if not reached:
                 self._look(who)
 
+    def leave(self, who: Who) -> None:
+        """It was cut off: no one knows how it would have gone on."""
+        if not self.reached(who):
+            self.all = [each for each in self.all if each is not who]
+            if len(self.all) > 1:
+                self._look(self.all[0])
+
     def reached(self, who: Who) -> bool:
-        """Whether its token at the divergence is known."""
-        return self.at is not None and (len(self._tokens.get(who, ())) > self.at or who in self._ended)
+        """Whether its token at the divergence is known, or there is nothing to compare it with."""
+        if self.at is None:
+            return len(self.all) < 2
+        return len(self._tokens.get(who, ())) > self.at or who in self._ended
 
     @property
     def over(self) -> bool:

@@ -85,7 +85,7 @@ class Reading:
             else:
                 if self.left_out > before:
                     self._services.report(
-                        f"{self._chat.letter.upper()} {_with_reply(params)}is longer than "
+                        f"{self._chat.letter.upper()} {_with_reply(params)} is longer than "
                         f"{'the KV cache' if self.bound == 'blocks' else 'the context'}: "
                         f"it no longer sees the first {plural(self.left_out, 'message')}"
                     )
@@ -133,8 +133,9 @@ def _room(took: int, context: int) -> int:
 
 def _with_reply(params: SamplingParams) -> str:
     """What the request needs beside the chat's messages."""
-    most = params.max_tokens
-    return "" if most is None else f"with {plural(most, 'token')} for its reply (max tokens) "
+    if (most := params.max_tokens) is None:
+        return "with room for a reply"
+    return f"with {plural(most, 'token')} for its reply (max tokens)"
 
 
 def _at_most(message: Message) -> int:

@@ -148,5 +148,8 @@ async def _read_again(
     end = layout.ids[own[-1] + 1 : own[-1] + 2]
     if reply.stats and reply.stats.tokens == len(tokens) + len(end):  # it counts the token that ended it
         tokens, spans = [*tokens, *end], [*spans, *(TokenSpan(-1) for _ in end)]
-    trace = Trace(-1, prompt, parts, len(before.ids), reply.id, tokens, shown=len(reply.text))
+    label = reply.stats.strategy if reply.stats else ""
+    adapter = label.rpartition(" adapter ")[2] if " adapter " in label else ""
+    shown = len(reply.text)
+    trace = Trace(-1, prompt, parts, len(before.ids), reply.id, tokens, shown=shown, adapter=adapter)
     return trace, tuple(spans)

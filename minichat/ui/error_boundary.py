@@ -23,6 +23,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.worker import WorkerFailed
 
+from minichat.chats.errors import StoreError
 from minichat.program import Program
 from minichat.ui.transcript.glyphs import one_line
 
@@ -96,6 +97,9 @@ class ErrorBoundary:
         """
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
             error = error.error
+        if isinstance(error, StoreError):  # no defect: another screen may have deleted the chat
+            self._app.call_later(self._program.report, str(error))
+            return
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         fault = (type(error), last.filename if last else "", last.lineno if last else 0)

@@ -48,15 +48,27 @@ def _retriable(context: Context) -> bool:
     return bool(messages) and messages[-1].retriable and not context.lifecycle.refusal
 
 
-def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
+def keys_of_replies(context: Context, conversation: Conversation) -> tuple[str, str]:
+    """The key that shows reasoning, and how a failed reply offers a retry, if that is possible now. Both keys
+    act on the active chat only.
+    """
+    if conversation is not context.chats.active:
+        return "", ""
+    retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
+    return context.keys.name("prompt.send"), retries
+
+
+def recipient(context: Context, to: Sequence[Conversation]) -> str:
     """Where the message goes, and how the reply will be sampled."""
+    active = context.chats.active
     if active.editing is not None:
         return "edit and resend"
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
     chat, new = active.chat, active.services.defaults
     sampled = strategy(chat.params, chat.adapter, new=new)
-    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if chat.system else "")))
+    read = bool(chat.system) and (not context.lifecycle.alive or context.program.backend.has_template)
+    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if read else "")))
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:
@@ -74,12 +86,12 @@ def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool)
     return "  ".join(filter(None, (str(checked), actions)))
 
 
-def greeting(
-    commands: Sequence[ScreenCommand], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
-) -> Greeting:
-    """The greeting of an empty chat: what was found, messages to try, where to look."""
+def greeting(context: Context, found: str, tries: tuple[str, ...]) -> Greeting:
+    """The greeting of an empty chat: what was found and runs now, messages to try, where to look."""
+    keys, attached = context.keys, context.program.backend.elsewhere
+    found = found if context.lifecycle.alive else ""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
-    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
+    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in context.commands if each.greeting)
     other = "" if attached else f"; {model} changes the model"  # a remote engine cannot
     try_one = f"Try one: click it, or press Up, then {keys.name('prompt.send')}." if tries else ""
     return Greeting(

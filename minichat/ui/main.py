@@ -146,15 +146,13 @@ class MainScreen(FrameScreen[None]):
     def label(self) -> None:
         """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
-        elsewhere = bool(context.program.backend.elsewhere)
-        retries = "" if context.lifecycle.refusal else f"{context.keys.name('reply.retry')} to retry"
-        greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
+        greeting = labels.greeting(context, self.found, self.tries)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colors(each), active=each is active)
             pane.transcript.greet(greeting if self.shows_greeting else Greeting())
-            pane.transcript.name_keys(context.keys.name("prompt.send"), retries)
+            pane.transcript.name_keys(*labels.keys_of_replies(context, each))
         self.tabs.tabs = tuple(
             labels.tab(
                 each,
@@ -166,7 +164,7 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self._retries.look()
-        self.prompt.border_title = Content(labels.recipient(active, self.recipients))
+        self.prompt.border_title = Content(labels.recipient(context, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved
@@ -195,8 +193,7 @@ class MainScreen(FrameScreen[None]):
 
     def changed(self, conversation: Conversation) -> None:
         """Update the screen: a chat started or finished a reply, or was renamed."""
-        if not conversation.streaming and conversation not in self.shown:
-            conversation.unread = True
+        if conversation.unread and conversation not in self.shown:
             self.chats.remember(self.context.program.paths.remembered)  # a killed screen cannot
         self.signals.changed(conversation)
         self.label()
@@ -221,6 +218,7 @@ class MainScreen(FrameScreen[None]):
             each.traces.clear()
             if each.reading.reset():
                 each.show_messages()
+        self.label()
 
     def wake(self) -> None:
         self.context.program.poller.wake()

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine, Sequence
 
 from engine.api.errors import EngineError, WeightsChanging
-from minichat.chats.errors import ChatChanged, ChatGone, MessageGone, StoreError
+from minichat.chats.errors import ChatChanged, ChatGone, StoreError
 from minichat.chats.model import Message
 from minichat.chats.queries import PAGE
 from minichat.features.feature import Context
@@ -111,7 +111,9 @@ def stop(context: Context, conversation: Conversation) -> bool:
     if (lack.unlinked or lack.silent) and run and (run.reply is not None or ready.is_set()):
         why, when = lack.gap
         _warn_until_end(context, f"{why}. The reply stops when {when}", [conversation])
-    if conversation.versions.complete:
+    elif conversation.versions.complete and conversation is not context.chats.active:
+        context.app.notify(f"{conversation.chat.letter.upper()} keeps the earlier reply")
+    elif conversation.versions.complete:
         way = f". To see the stopped one: {_way_to_another(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
     return True
@@ -123,10 +125,19 @@ def _way_to_another(context: Context) -> str:
 
 
 def warn_busy(context: Context, busy: Sequence[Conversation]) -> None:
-    way = f"Press {context.keys.name('reply.stop')} to stop"
-    if busy != [context.chats.active]:  # which that key would not stop, or not all of them
-        way = f"To stop: {context.keys.name('program.palette')}, Stop all replies"
-    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way}", busy)
+    _warn_until_end(context, f"{_letters_are(busy)} still replying. {way_to_stop(context, busy)}", busy)
+
+
+def way_to_stop(context: Context, busy: Sequence[Conversation]) -> str:
+    """How to stop these replies. Esc may do something else first, such as giving up an edit."""
+    active, panels = context.chats.active, context.panels
+    palette = f"To stop: {context.keys.name('program.palette')}, Stop"
+    if busy != [active]:  # which that key would not stop, or not all of them
+        return f"{palette} all replies"
+    closes = panels.drawer_open or not panels.chats_shown or any(each.opened() for each in context.leaving)
+    if active.editing is not None or closes:
+        return f"{palette} this reply"
+    return f"Press {context.keys.name('reply.stop')} to stop"
 
 
 def _warn_until_end(context: Context, notice: str, busy: Sequence[Conversation]) -> None:
@@ -146,12 +157,13 @@ def warn_busy_elsewhere(context: Context, busy: Sequence[Conversation]) -> None:
 
 
 def _check_edit(active: Conversation, newest: int) -> None:
-    """Refuse an edit of a deleted message, or one that removes messages after `newest`, which are unseen."""
+    """Refuse an edit of a message that is gone, or one that removes unseen messages after `newest`."""
     if active.editing is None:
         return
     if active.editing not in [message.id for message in active.chat.messages]:
         active.editing = None
-        raise MessageGone
+        gone = "the edited message is no longer in the chat"
+        raise StoreError(f"{gone}; send again to add the text as a new one")
     if active.newest != newest:
         raise ChatChanged
 

@@ -11,6 +11,7 @@ from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCo
 from minichat.plural import plural
 from minichat.session.branching import join
 from minichat.session.conversation import Conversation
+from minichat.ui import sending
 from minichat.ui.dialogs.ask import AskScreen, ask
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
@@ -32,8 +33,8 @@ async def fork(context: Context, message: Message | None = None) -> None:
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
     if running and source.run is not None and source.run.searching:
-        end = context.keys.name("reply.stop")
-        context.app.notify(f"A beam search has no fork before its end ({end} stops it)", severity="warning")
+        way = sending.way_to_stop(context, [source])
+        context.app.notify(f"A beam search has no fork before its end. {way}", severity="warning")
         return
     context.workspace.keep_draft()
     child = context.chats.fork(message_id, source)

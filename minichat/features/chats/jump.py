@@ -73,9 +73,8 @@ class JumpScreen(PickScreen[Target]):
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
         if chosen is not None:
-            with self.context.program.reporting_errors():  # another screen may have deleted it
-                chat = self._store.chat(chosen.value.chat)
-                ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
+            chat = self._store.chat(chosen.value.chat)
+            ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
 
     def on_input_submitted(self) -> None:
         """Go to the chosen one; if none is found yet, to the first one, once there is one."""
@@ -89,7 +88,7 @@ class JumpScreen(PickScreen[Target]):
         self._searching = self._goes = False
         self.say("")
         if query.strip():
-            pieces, until = self._store.searching(query, _FOUND), time.monotonic() + _AT_ONCE
+            pieces, until = self._store.searching(query, _FOUND + 1), time.monotonic() + _AT_ONCE
             hits: list[SearchHit] = []
             for hits in pieces:
                 if time.monotonic() > until:
@@ -100,9 +99,10 @@ class JumpScreen(PickScreen[Target]):
             else:
                 self._say_how_many(hits)
             return self._choices_of(hits)
-        lines = sorted(self._store.listing(_LISTED), key=lambda each: each.closed_at is not None)
-        if len(lines) == _LISTED:
+        lines = self._store.listing(_LISTED + 1)
+        if len(lines) > _LISTED:
             self.say(f"These are the newest {_LISTED}. Type to find others")
+        lines = sorted(lines[:_LISTED], key=lambda each: each.closed_at is not None)
         return [self._choice(Target(each.id), each.letter, each.title, _note(each)) for each in lines]
 
     async def _go_on(self, pieces: Iterator[list[SearchHit]], hits: list[SearchHit]) -> None:
@@ -122,7 +122,7 @@ class JumpScreen(PickScreen[Target]):
             super().on_input_submitted()
 
     def _say_how_many(self, hits: list[SearchHit]) -> None:
-        more = f"These are the newest {_FOUND}. Type more to find others" if len(hits) == _FOUND else ""
+        more = f"These are the newest {_FOUND}. Type more to find others" if len(hits) > _FOUND else ""
         self.say(more if hits else "No title or message matches")
 
     def _choices_of(self, hits: list[SearchHit]) -> list[Choice[Target]]:
@@ -133,7 +133,7 @@ class JumpScreen(PickScreen[Target]):
                 hit.title,
                 *self._excerpt(hit),
             )
-            for hit in hits
+            for hit in hits[:_FOUND]
         ]
 
     def _letter(self, chat_id: int) -> str:
@@ -170,13 +170,12 @@ def jump(context: Context) -> None:
     async def take(target: Target | None) -> None:
         if target is None:
             return
-        with context.program.reporting_errors():  # another screen may have deleted it
-            if conversation := context.chats.of(target.chat):
-                context.workspace.go_to(conversation)
-            else:
-                await reopen(context, target.chat)
-            if target.message is not None:
-                find(context, target.text, target.message)
+        if conversation := context.chats.of(target.chat):
+            context.workspace.go_to(conversation)
+        else:
+            await reopen(context, target.chat)
+        if target.message is not None:
+            find(context, target.text, target.message)
 
     context.app.push_screen(JumpScreen(context), take)
 

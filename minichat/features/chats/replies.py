@@ -1,5 +1,7 @@
 """Send, stop, regenerate, edit and copy."""
 
+from collections.abc import Sequence
+
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 from minichat.session.conversation import Conversation
@@ -25,16 +27,23 @@ def stop(context: Context) -> None:
 
 
 def stop_reply(context: Context) -> None:
-    if not context.chats.active.streaming:
-        context.app.notify("No reply is running in this chat", severity="warning")
-    sending.stop(context, context.chats.active)
+    _stop(context, [context.chats.active], "No reply is running in this chat")
 
 
 def stop_all(context: Context) -> None:
-    if not context.chats.streaming:
-        context.app.notify("No reply is running", severity="warning")
-    for conversation in context.chats.streaming:
+    _stop(context, list(context.chats), "No reply is running")
+
+
+def _stop(context: Context, meant: Sequence[Conversation], none: str) -> None:
+    """Stop the replies of these chats. If there is `none`, say so, or that another screen has them."""
+    for conversation in (running := [each for each in meant if each.streaming]):
         sending.stop(context, conversation)
+    if running:
+        return
+    if elsewhere := [each for each in meant if context.chats.replying_elsewhere(each)]:
+        sending.warn_busy_elsewhere(context, elsewhere)
+    else:
+        context.app.notify(none, severity="warning")
 
 
 def another(context: Context) -> None:

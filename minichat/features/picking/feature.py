@@ -19,6 +19,8 @@ from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
 
 _AT_ONCE = 4  # positions to query at once
+_LATE = 1.0  # seconds that opening takes before a notice says what it waits for
+_LONG = 600.0  # seconds; the notice ends with the wait
 
 
 class Picking:
@@ -99,6 +101,8 @@ class Picking:
         chats, workspace, walk = self._context.chats, self._context.workspace, self._walk
         if walk is None or (entry := walk.trace.logprobs.get(walk.at)) is None:
             return
+        if self._context.lifecycle.refuses():
+            return
         token, _ = entry.top[choice]
         workspace.keep_draft()
         self.end()
@@ -108,12 +112,24 @@ class Picking:
         workspace.prompt.focus()
 
     async def _open(self, message_id: int) -> None:
-        context = self._context
+        context, said = self._context, list[str]()
+
+        def say() -> None:
+            why, when = context.engine.gap
+            waits = context.engine.unlinked or context.engine.silent
+            said.append(f"{why}. The tokens are read when {when}" if waits else "Reading the tokens ...")
+            context.app.notify(said[0], severity="warning" if waits else "information", timeout=_LONG)
+
+        late = context.app.set_timer(_LATE, say)
         try:
             walk = await start_walk(context.chats.active, message_id)
         except (TokensUnknown, EngineError) as error:
             context.app.notify(capitalized(str(error)), severity="warning")
             return
+        finally:
+            late.stop()
+            for each in said:
+                context.app.end_notice(each)
         walk.at = _start(walk)
         self._walk = walk
         context.panels.show_chat()

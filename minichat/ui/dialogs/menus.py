@@ -11,7 +11,8 @@ from minichat.ui.dialogs.pick import Choice, PickScreen
 
 def message_menu(context: Context, message_id: int) -> None:
     active = context.chats.active
-    message = next((each for each in active.chat.messages if each.id == message_id), None)
+    messages = active.messages  # with what a running reply has so far
+    message = next((each for each in messages if each.id == message_id), None)
     if message is None:
         return
 
@@ -27,7 +28,7 @@ def message_menu(context: Context, message_id: int) -> None:
     fitting = [
         each for each in known if not ((each.when_idle and active.streaming) or (each.asks and refuses))
     ]
-    loss = " (removes later messages)" if message is not active.chat.messages[-1] else ""
+    loss = " (removes later messages)" if message is not messages[-1] else ""
     choices = [
         Choice(Content(f" {each.title}{loss if each.cuts else ''}"), each)
         for each in sorted(fitting, key=lambda each: each.cuts)

@@ -341,5 +341,6 @@ class Entry:
             parts.append(f"for {seconds},")
         words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
         parts.append(plural(words, "word") if words else f"{len(self.message.reasoning):,} characters")
-        parts.append(f" {self._canvas.unfolds} to {'hide' if unfolded else 'show'}")
+        if self._canvas.unfolds:
+            parts.append(f" {self._canvas.unfolds} to {'hide' if unfolded else 'show'}")
         return Row((Fragment(clip(" ".join(parts), self._canvas.width, glyphs.cut), _THOUGHT),))

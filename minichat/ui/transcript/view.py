@@ -78,13 +78,14 @@ class View:
 
         Return whether a message changed.
         """
+        other_key = self.canvas.unfolds != unfolds
         changed = [
             entry for entry in self.entries if entry.message.retriable and self.canvas.retries != words
         ]
         self.canvas.unfolds, self.canvas.retries = unfolds, words
         for entry in changed:
             self.changed(entry)
-        return bool(changed)
+        return other_key or bool(changed)
 
     @property
     def streaming(self) -> bool:

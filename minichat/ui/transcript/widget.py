@@ -283,7 +283,7 @@ class Transcript(ScrollView, can_focus=True):
         if chosen := self.text_selection:
             text = selected(self._view, chosen)
         else:
-            text = self.last_reply() if self._cursor is None else self._cursor.message.text
+            text = self.last_reply() if self._cursor is None else self._cursor.text
         if text:
             self.post_message(self.CopyRequested(text))
         else:

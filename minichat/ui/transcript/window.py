@@ -58,8 +58,9 @@ class Viewport:
     @property
     def notice(self) -> str:
         """The notice of unseen lines while the end is not in view."""
-        lines = f"{self.unseen:,} new line{'s' * (self.unseen != 1)}"
-        return f"-- {self._view.canvas.glyphs.below} {lines}, End to follow --" if self.unseen else ""
+        lines, canvas = f"{self.unseen:,} new line{'s' * (self.unseen != 1)}", self._view.canvas
+        way = ", End to follow" if canvas.unfolds else ""  # else End is for another chat, too
+        return f"-- {canvas.glyphs.below} {lines}{way} --" if self.unseen else ""
 
     @property
     def busy(self) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +9,10 @@ import pytest
 from engine.api.commands import DropAdapter, LoadAdapter
 from engine.api.errors import BadInput
 from engine.api.snapshot import AdapterView
-from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend
 from minichat.features import adapters
-from minichat.shell.paths import locate
 from tests.app.conftest import run, snapshot
+from tests.app.decoding.test_picking import letters, replied
 
 SQL = AdapterView("sql", 16, 3_000_000, "sql-lora")
 
@@ -160,13 +158,44 @@ async def test_an_attached_screen_says_on_which_machine_the_folder_is(bench: Cal
 
 
 @run
-async def test_a_chat_that_another_screen_has_deleted_is_said_to_be_gone(
-    bench: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_a_chat_that_another_screen_deleted_gets_no_adapter(bench: Callable[..., Any]) -> None:
     async with bench((130, 40), backend=FakeBackend([snapshot(adapters=(SQL,))])) as it:
-        await it.until(lambda: it.main.engine.latest)
         await it.command("chat.adapter")
-        await it.until(lambda: "rank 16" in it.screen_text())
-        Store(locate({"HOME": str(tmp_path)}).chats).delete_chat(it.app.chats.active.chat.id)
+        it.app.store.delete_chat(it.app.chats.active.chat.id)
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])
+
+
+@run
+@pytest.mark.parametrize("again", [False, True])
+async def test_the_tokens_of_a_reply_are_those_of_its_adapter(bench: Callable[..., Any], again: bool) -> None:
+    """Their alternatives, too, and what continues from one of them."""
+    backend = letters()
+    async with bench((130, 40), backend=backend) as it:
+        adapters.use(it.app.context, "sql")
+        await replied(it, "xabc")
+        adapters.use(it.app.context, "")
+        if again:
+            it.app.chats.active.traces.clear()  # as after a restart
+        await it.pilot.press("alt+c")
+        await it.until(lambda: it.picker.rows)
+        assert {each.adapter for each in it.replies} == {"sql"}
+        asked = len(it.replies)
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) > asked and it.app.chats.active.run.reply)
+        await it.answered(it.replies[-1])
+        assert it.replies[-1].adapter == "sql"
+        assert it.app.chats.active.messages[-1].stats.strategy == "T 0.7 adapter sql"
+
+
+@run
+async def test_a_fork_of_a_running_reply_has_its_adapter(bench: Callable[..., Any]) -> None:
+    async with bench((130, 40)) as it:
+        adapters.use(it.app.context, "sql")
+        first = await it.say("hello")
+        adapters.use(it.app.context, "")
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[-1])
+        assert it.app.chats.active.messages[-1].stats.strategy == "T 0.7 adapter sql"
+        await it.answered(first)

@@ -42,7 +42,8 @@ async def test_a_beam_search_is_not_forked_while_it_runs(bench: Callable[..., An
         it.app.chats.active.tune(SamplingParams(beams=4))
         reply = await it.say("hello")
         await it.pilot.press("alt+k")
-        await it.until(lambda: it.notices() == ["A beam search has no fork before its end (Esc stops it)"])
+        said = "A beam search has no fork before its end. Press Esc to stop"
+        await it.until(lambda: it.notices() == [said])
         assert len(it.app.chats) == 1 and len(it.replies) == 1
         await it.answered(reply)
         await it.pilot.press("alt+k")

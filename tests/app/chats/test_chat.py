@@ -60,9 +60,8 @@ async def test_a_small_cache_is_not_taken_for_the_models_context(bench: Callable
             await it.until(lambda: not it.app.chats.streaming)
         assert it.texts()[-1][2] == "stopped"
         assert "stopped: the KV cache is full; give it more blocks" in it.screen_text()
-        assert any(
-            each.startswith("A is longer than the KV cache: it no longer sees") for each in it.notices()
-        )
+        said = "A with room for a reply is longer than the KV cache: it no longer sees"
+        assert any(each.startswith(said) for each in it.notices())
 
 
 @run

@@ -1,5 +1,6 @@
 """An empty chat offers three example prompts that the current model can answer."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import EngineConfig
+from engine.api.events import Died
 from engine.api.params import SamplingParams
 from engine.host.thread import EngineThread
 from engine.start import start
@@ -150,3 +152,24 @@ def test_it_answers_the_examples_in_the_readme(root: Path, pocket: Callable[[str
     assert len(asked) == 3
     for each in asked:
         assert not re.search(r"don't know|tiny demo model|can't", pocket(each)), each
+
+
+@run
+async def test_a_model_that_does_not_run_is_not_said_to(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    async with bench(backend=backend) as it:
+
+        def shown() -> str:
+            return " ".join(it.screen_text().split())
+
+        await it.until(lambda: "tiny is running" in shown())
+        backend.loaded.clear()
+        switched = asyncio.create_task(it.app.lifecycle.switch("pocket"))
+        await it.until(lambda: "loading pocket" in shown())
+        assert "is running" not in shown()
+        backend.loaded.set()
+        await switched
+        await it.until(lambda: "pocket is running" in shown())
+        backend.emit(Died(0, 0.0, "no reason"))
+        await it.until(lambda: "no engine" in shown())
+        assert "is running" not in shown()

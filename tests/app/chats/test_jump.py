@@ -37,8 +37,8 @@ async def test_chats_say_when_they_were_used(
 async def test_a_list_without_the_oldest_chats_says_so(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minichat.features.chats.jump._LISTED", 3)
-    notice = "These are the newest 3. Type to find others"
+    monkeypatch.setattr("minichat.features.chats.jump._LISTED", 2)
+    notice = "These are the newest 2. Type to find others"
     async with bench() as it:
         it.app.store.create_chat("second")
         await it.pilot.press("ctrl+o")
@@ -47,6 +47,26 @@ async def test_a_list_without_the_oldest_chats_says_so(
         it.app.store.create_chat("third")
         await it.pilot.press("escape", "ctrl+o")
         await it.until(lambda: notice in it.screen_text())
+        assert "third" in it.screen_text() and it.app.screen.query_one(OptionList).option_count == 2
+
+
+@run
+async def test_a_search_that_found_all_does_not_speak_of_others(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.features.chats.jump._FOUND", 2)
+    notice = "These are the newest 2. Type more to find others"
+    async with bench() as it:
+        chat = it.app.store.create_chat("fruit")
+        for text in "apple one", "apple two":
+            it.app.store.append(chat.id, "user", text)
+        await it.pilot.press("ctrl+o", *"apple")
+        await it.until(lambda: "apple one" in it.screen_text())
+        assert notice not in it.screen_text()
+        it.app.store.append(chat.id, "user", "apple three")
+        await it.pilot.press("space")
+        await it.until(lambda: notice in it.screen_text())
+        assert "apple one" not in it.screen_text()
 
 
 @run
@@ -106,3 +126,19 @@ async def test_the_date_of_a_long_chat_is_shown_beside_a_long_title(
             store.append(store.create_chat(f"title {number} {'long ' * 90}").id, "user", "hello")
         await it.pilot.press("ctrl+o")
         await it.until(lambda: "1,001 messages  2025-10-17" in it.screen_text())
+
+
+@run
+@pytest.mark.parametrize("key", ["enter", "alt+d"])
+async def test_a_listed_chat_that_another_screen_deletes_is_no_failure(
+    bench: Callable[..., Any], key: str
+) -> None:
+    async with bench() as it:
+        gone = it.app.store.create_chat("gone").id
+        it.app.store.append(gone, "user", "hello")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "gone" in it.screen_text())
+        it.app.store.delete_chat(gone)
+        await it.pilot.press(key)
+        await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])
+        assert len(it.app.screen_stack) == (1 if key == "enter" else 2)

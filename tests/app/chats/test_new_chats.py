@@ -11,13 +11,14 @@ from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.chats.store import Store
+from minichat.clients.fake import FakeBackend
 from minichat.commands.screen import sampling_options
 from minichat.settings import Settings
 from minichat.settings.schema import ChatSettings
 from minichat.shell.first import First
 from minichat.shell.paths import locate
 from tests.app.chats.test_beside_another_screen import comes_back
-from tests.app.conftest import Clock, run
+from tests.app.conftest import Clock, run, snapshot
 
 COLD = SamplingParams(temperature=0.0, seed=5)
 
@@ -133,3 +134,15 @@ async def test_a_chat_of_another_screen_takes_the_letter_of_a_deleted_one(
         await it.until(lambda: len(it.app.chats) == 4)
         assert [each.chat.letter for each in it.app.chats] == ["a", "d", "b", "c"]
         await it.until(lambda: it.main.prompt.border_title.startswith("D "))
+
+
+@run
+@pytest.mark.parametrize("template", [True, False])
+async def test_the_prompt_names_a_system_prompt_that_the_model_reads(
+    bench: Callable[..., Any], template: bool
+) -> None:
+    async with bench(backend=FakeBackend([snapshot()], has_template=template)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.app.chats.active.instruct("Be brief.")
+        named = str(it.main.prompt.border_title).endswith("  system prompt")
+        assert named is template

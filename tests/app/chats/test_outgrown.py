@@ -174,6 +174,8 @@ async def test_a_reply_with_too_little_room_makes_room_first(
         it.app.chats.active.tune(replace(it.app.chats.active.chat.params, max_tokens=most))
         await it.say("x" * length)
         assert read(it) == reads
+        said = ["A with room for a reply is longer than the context: it no longer sees the first 2 messages"]
+        assert it.notices() == (said if len(reads) == 1 else [])
 
 
 def test_the_next_screen_knows_what_a_running_reply_lacks() -> None:

@@ -310,3 +310,15 @@ async def test_the_selected_chat_is_forked_and_instructed(bench: Callable[..., A
         await it.until(lambda: len(titles(it)) == 4)
         assert [each.chat.system for each in it.app.chats] == ["short", "short", "", ""]
         assert it.app.chats.index == 1
+
+
+@run
+async def test_a_chat_that_is_renamed_there_has_nothing_unread(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("ctrl+n", "alt+g", "up", "alt+t", *"name", "enter")
+        await it.pilot.press("alt+s", *"Be", "ctrl+s")
+        first, _ = it.app.chats
+        await it.until(lambda: (first.chat.title, first.chat.system) == ("name", "Be"))
+        assert not any(each.unread for each in it.app.chats)
+        assert Remembered.read(it.app.paths.remembered).unread == ()

@@ -75,3 +75,22 @@ async def test_a_place_waits_for_its_message_to_be_read(
         monkeypatch.setattr("minichat.ui.transcript.window.budget", lambda: lambda: True)  # a busy machine
         await it.pilot.press("alt+w", "alt+z")
         await it.until(lambda: seen(it) == before)
+
+
+@run
+async def test_new_lines_name_the_key_that_follows_them_in_the_active_chat_only(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((200, 50)) as it:
+        reply = await it.say("hello")
+        reply.say("hay\n\n" * 60)
+        await it.until(lambda: "hay" in it.screen_text())
+        it.main.transcript.focus()
+        await it.pilot.press("home")
+        reply.say("hay\n\n" * 3)
+        await it.until(lambda: "new lines, End to follow" in it.screen_text())
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: "new lines --" in it.screen_text())
+        await it.pilot.press("alt+1")
+        await it.until(lambda: "new lines, End to follow" in it.screen_text())
+        await it.answered(reply)

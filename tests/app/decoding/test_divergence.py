@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.events import TokenLogprob
+from engine.api.request import Finish
 from minichat.session.divergence import Comparison
 from tests.app.conftest import run
 
@@ -34,6 +35,17 @@ def test_a_divergence_that_a_shorter_reply_reveals_is_reported_for_the_others() 
     assert (comparison.at, found) == (None, [])
     comparison.take("B", [logprobs_at(0)])
     assert (comparison.at, found) == (1, ["A", "C"])
+
+
+def test_a_reply_that_is_cut_off_is_no_longer_compared() -> None:
+    found: list[str] = []
+    comparison = Comparison("ABC", lambda _, each: found.append(each))
+    comparison.take("A", [logprobs_at(0)])
+    comparison.leave("A")
+    for who in "BC":
+        comparison.take(who, [logprobs_at(0), logprobs_at(ord(who))])
+    assert (comparison.at, sorted({*found})) == (1, ["B", "C"])
+    assert [each.who for each in comparison.divergence("B").others] == ["C"]
 
 
 @given(replies, st.data())
@@ -227,3 +239,24 @@ async def test_a_shorter_reply_diverges_at_its_end_and_the_next_question_clears_
         await it.pilot.press("alt+a")
         await it.say("on")
         await it.until(lambda: it.screen_text().count("Replies diverge at token") == 1)
+
+
+@run
+@pytest.mark.parametrize("finish", [Finish.ABORTED, Finish.FAILED])
+async def test_a_reply_that_is_stopped_or_fails_does_not_diverge_there(
+    bench: Callable[..., Any], finish: Finish
+) -> None:
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        first, second = it.replies
+        for reply in it.replies:
+            reply.say("a", logprobs=[logprobs_at(97)])
+        second.end(finish)
+        await it.until(lambda: len(it.app.chats.streaming) == 1)
+        first.say("b", logprobs=[logprobs_at(98)])
+        await it.until(lambda: "ab" in it.screen_text())
+        assert "diverge" not in it.screen_text()
+        assert it.backend.updates == [(0, {"logprobs": None})], "there is nothing left to compare"
+        first.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        assert "diverge" not in it.screen_text()

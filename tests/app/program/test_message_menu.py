@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from engine.api.errors import RequestTooLong
 from minichat.ui.dialogs.menus import message_menu
 from tests.app.conftest import run
@@ -35,3 +37,15 @@ async def test_nothing_that_needs_text_is_offered_for_a_reply_without_any(bench:
         message_menu(it.main.context, it.app.chats.active.chat.messages[-1].id)
         await it.until(lambda: "Fork the chat from here" in it.screen_text())
         assert "Copy" not in it.screen_text() and "Step through" not in it.screen_text()
+
+
+@run
+@pytest.mark.parametrize("keys", [["y"], ["m", "enter"]], ids=["key", "menu"])
+async def test_what_a_running_reply_has_so_far_is_copied(bench: Callable[..., Any], keys: list[str]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("one two")
+        await it.until(lambda: "one two" in it.screen_text())
+        await it.pilot.press("tab", "ctrl+up", *keys)
+        await it.until(lambda: it.app.clipboard == "one two")
+        await it.answered(reply)

@@ -28,6 +28,7 @@ from minichat.clients.fake import FakeBackend
 from minichat.session.decoding import in_words
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
+from tests.app.decoding.test_picking import letters, replied
 from tests.cases import SIZES, soak
 
 
@@ -345,3 +346,37 @@ async def test_an_old_failure_is_measured_before_it_offers_a_retry(bench: Callab
         assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
         it.app.chats.active.tune(it.app.chats.active.chat.params.changed(max_tokens=2))
         await it.until(lambda: "Alt+R to retry" in it.screen_text())
+
+
+@run
+async def test_keys_that_act_on_the_active_chat_are_named_there_only(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await it.pilot.press("ctrl+n", "alt+a")
+        it.main.prompt.put("go")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        for reply in it.replies:
+            reply.say("<think>hm</think>yes")
+            reply.end(Finish.FAILED, "no room")
+        await it.until(lambda: it.screen_text().count("failed: no room") == 2)
+        for key in "alt+2", "alt+1":
+            await it.pilot.press(key)
+            for words in "Alt+R to retry", "Enter to show":
+                [line] = [each for each in it.screen_text().splitlines() if words in each]
+                left, _, right = line.partition("▕")
+                assert (words in left, words in right) == (key == "alt+1", key == "alt+2")
+
+
+@run
+async def test_no_reply_is_forked_where_it_cannot_go_on(bench: Callable[..., Any]) -> None:
+    backend = letters()
+    async with bench((120, 40), backend=backend) as it:
+        await replied(it, "xabc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: it.picker.rows)
+        backend.emit(Died(0, 0.0, "no reason"))
+        await it.until(lambda: "no engine" in it.screen_text())
+        await it.pilot.press("enter")
+        said = "There is no engine. F5 restarts the engine"
+        await it.until(lambda: it.notices() == [said])
+        assert len(it.app.chats) == 1

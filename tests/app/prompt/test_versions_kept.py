@@ -100,3 +100,23 @@ async def test_a_version_that_was_refused_offers_no_retry_when_it_is_shown_again
         assert it.app.chats.active.chat.messages[-1].refused
         await it.until(lambda: "failed: top-p" in it.screen_text())
         assert "to retry" not in it.screen_text()
+
+
+@run
+async def test_an_edited_message_that_a_switch_took_away_was_not_deleted_elsewhere(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.pilot.press("alt+e")
+        await it.answered(await it.say("good day"), "two")
+        await it.pilot.press("alt+e", "!")
+        await it.command("reply.earlier")
+        await it.pilot.press("enter")
+        said = "The edited message is no longer in the chat; send again to add the text as a new one"
+        await it.until(lambda: it.notices()[-1:] == [said])
+        assert (it.main.prompt.text, len(it.replies)) == ("good day!", 2)
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 3)
+        assert [text for _, text, _ in it.texts()] == ["hello", "one", "good day!", ""]
+        await it.answered(it.replies[-1])

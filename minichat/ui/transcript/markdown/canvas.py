@@ -38,7 +38,7 @@ class Canvas:
         self.filled = width  # including the scroll bar's column, which covers the rows
         self.glyphs = glyphs
         self.unfolded: set[int] = set()  # the messages whose reasoning is shown
-        self.unfolds = "Enter"  # the key that shows and hides reasoning
+        self.unfolds = "Enter"  # the key that shows and hides reasoning; empty: it is for another chat
         self.retries = "r to retry"  # what failed replies offer; empty: nothing
         self._color = color
         self._styles: dict[Look, Style] = {}
