@@ -60,5 +60,5 @@ def _clipboard(terminal: Terminal) -> str:
 
 def _device(snapshot: Snapshot) -> str:
     if snapshot.on_cpu:
-        return "a CPU and no GPU"
+        return "a CPU"  # there may be a GPU that the engine was told not to use
     return "a dry-run engine" if is_dry(snapshot) else f"GPU {snapshot.device}"

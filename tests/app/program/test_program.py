@@ -63,12 +63,12 @@ async def test_the_first_start_lists_what_was_found(bench: Callable[..., Any]) -
 def test_detected_colors_are_named(colors: str | None, named: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colors)
-    assert found.startswith(f"Found a CPU and no GPU, {named}, clipboard through the terminal.")
+    assert found.startswith(f"Found a CPU, {named}, clipboard through the terminal.")
     dry = found_here(snapshot(device="none"), here, colors)
     assert dry.startswith(f"Found a dry-run engine, {named}, ")
     two = tuple(ReplicaView(number, "ready", "", "cpu", 0, 0, 64, 0, 0) for number in (0, 1))
     fleet = found_here(snapshot(device="2 x cpu", replicas=two), here, colors)
-    assert fleet.startswith(f"Found a CPU and no GPU, {named}, ")
+    assert fleet.startswith(f"Found a CPU, {named}, ")
     assert "tiny is running in 2 replicas, with room for" in fleet
 
 
