@@ -41,8 +41,11 @@ class Picking:
         return self._walk is not None and self._context.panels.chats_shown
 
     def _changed(self, conversation: Conversation) -> None:
-        """End the walk when a new reply streams, because its tokens differ."""
-        if conversation is self._context.chats.active and conversation.streaming:
+        """End the walk when a new reply streams, because its tokens differ, or when its own is replaced."""
+        if conversation is not self._context.chats.active:
+            return
+        there = [message.id for message in conversation.chat.messages]
+        if conversation.streaming or (self._walk is not None and self._walk.message.id not in there):
             self.end()
 
     def _see(self, snapshot: Snapshot) -> None:
