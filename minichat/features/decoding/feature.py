@@ -68,10 +68,12 @@ class DecodingPanel(DecodingDrawer):
 
     def _show(self) -> None:
         active = self.context.chats.active
-        words, seen = self.context.program.backend.words, self._seen.get(active.chat.id)
+        words, seen, run = self.context.program.backend.words, self._seen.get(active.chat.id), active.run
         self.likely.show(active.likely, words)
         searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
-        self.show_search(searching, beams, words, over=not active.streaming)
+        # Until a reply has a token, the likeliest ones are those of the reply before.
+        over = run is None or (not searching and run.first is None)
+        self.show_search(searching, beams, words, over=over)
         self.show_gains(self._speculation(active, seen), over=not active.streaming)
 
     def _speculation(self, active: Conversation, seen: _Seen | None) -> Speculation | None:
