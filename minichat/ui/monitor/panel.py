@@ -249,7 +249,11 @@ class MonitorPanel(Widget):
             self.notify("There is no request to abort", severity="warning")
 
     def action_preempt(self) -> None:
-        if self._shows(QUEUES) and not self.queues.preempt_selected():
+        if not self._shows(QUEUES):
+            return
+        if self.queues.selected is not None and not self.queues.selected_runs:
+            self.notify("The selected request is not running", severity="warning")
+        elif not self.queues.preempt_selected():
             self.notify("There is no request to preempt", severity="warning")
 
     def _shows(self, pane: int) -> bool:
