@@ -83,7 +83,7 @@ async def test_a_failed_conversion_is_reported_unless_the_drawer_shows_it(bench:
         it.main.show_events([DONE])
         assert not it.notices()
         it.main.show_events([FAILED])
-        said = "The weights are still not quantized: cannot use int8: OutOfMemoryError: 3 GB"
+        said = "The weights are not changed to int8: OutOfMemoryError: 3 GB"
         await it.until(lambda: it.notices() == [said])
 
 
