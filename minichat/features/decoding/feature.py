@@ -179,8 +179,11 @@ def ask_for_grammar(context: Context) -> None:
     """Ask for the grammar of replies: the file of a JSON schema, or a regex between two slashes."""
     active = context.chats.active
     held = active.chat.params.grammar
+    given = f"/{held.text}/" if held and held.kind == "regex" else ""
 
     def accept(answer: str) -> bool:
+        if not given and not answer.strip():
+            return True  # what there is may be a schema, which the field does not show
         with context.program.reporting_errors():
             try:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
@@ -189,7 +192,6 @@ def ask_for_grammar(context: Context) -> None:
                 return False
         return True
 
-    given = f"/{held.text}/" if held and held.kind == "regex" else ""
     ask(context.app, "Grammar: the file of a JSON schema, or a /regex/", accept, given)
 
 
