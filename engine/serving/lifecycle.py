@@ -27,10 +27,12 @@ class Lifecycle:
         self.change: Change | None = None  # in progress, or failed
 
     def refuse_while_changing(self) -> None:
-        if self.changing is not None:
-            raise WeightsChanging(
-                f"the weights are changing to {self.changing.plan.new}; wait, or cancel that"
-            )
+        if self.changing is None:
+            return
+        plan = self.changing.plan
+        if self.changing.change is not None and self.changing.change.error:
+            raise BadInput(f"the weights are changing back to {plan.old}; wait")
+        raise WeightsChanging(f"the weights are changing to {plan.new}; wait, or cancel that")
 
     def set_quantization(self, scheme: str, runner: Runner, *, context: int) -> None:
         """Start a change of the weights. If it is not possible, raises and changes nothing.

@@ -248,7 +248,8 @@ class EngineLifecycle:
         latest = self.program.main.engine.latest
         if latest is None or latest.change is None or latest.change.over:
             return ""
-        return f"The weights are changing to {latest.change.scheme}"
+        back = f"back to {latest.quantization}" if latest.change.error else f"to {latest.change.scheme}"
+        return f"The weights are changing {back}"
 
     def stopped(self, error: str) -> None:
         """The engine has ended by itself. If it is remote, its server still answers."""

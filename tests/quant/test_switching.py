@@ -230,6 +230,9 @@ def test_a_change_can_be_cancelled(folder: Path) -> None:
     with pytest.raises(BadInput, match=r"changing to int8; wait, or cancel"):
         engine.set_quantization("int4")
     engine.cancel_quantization()
+    with pytest.raises(BadInput, match=r"changing back to none; wait") as refused:
+        engine.set_quantization("int4")
+    assert "cancel" not in str(refused.value), "it has been"
     finish_change(engine)
     assert engine.snapshot().quantization == "none"
     assert [event.error for event in seen if isinstance(event, events.Quantized)] == ["it was canceled"]

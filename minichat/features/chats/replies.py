@@ -55,7 +55,7 @@ def another(context: Context) -> None:
         context.app.end_notice(_version(active))
         active.versions.switch()
         active.show_messages()
-        context.workspace.label()
+        active.services.changed(active)
         context.app.notify(_version(active))
 
 

@@ -73,12 +73,13 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     def show_search(
         self, searching: bool, view: BeamsView | None, words: Words, *, over: bool = False
     ) -> None:
-        """Show the beam tree of a search, or otherwise the likeliest next tokens."""
-        if self.beams.display is not searching or not str(self.heading.content):
-            self.beams.display, self.likely.display = searching, not searching
-            self.heading.update("beam tree" if searching else "next token")
-        self.beams.show(view, words, over=over)
+        """Show the beam tree of a search, or otherwise the likeliest tokens; if `over`, the last ones."""
         live, past = bool(view if searching else self.likely.rows), over and not searching
+        heading = "beam tree" if searching else "last token" if live and past else "next token"
+        if str(self.heading.content) != heading:
+            self.beams.display, self.likely.display = searching, not searching
+            self.heading.update(heading)
+        self.beams.show(view, words, over=over)
         if (self._live, self._past) != (live, past):
             self._live, self._past = live, past
             self.on_resize()

@@ -68,10 +68,12 @@ class DecodingPanel(DecodingDrawer):
 
     def _show(self) -> None:
         active = self.context.chats.active
-        words, seen = self.context.program.backend.words, self._seen.get(active.chat.id)
+        words, seen, run = self.context.program.backend.words, self._seen.get(active.chat.id), active.run
         self.likely.show(active.likely, words)
         searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
-        self.show_search(searching, beams, words, over=not active.streaming)
+        # Until a reply has a token, the likeliest ones are those of the reply before.
+        over = run is None or (not searching and run.first is None)
+        self.show_search(searching, beams, words, over=over)
         self.show_gains(self._speculation(active, seen), over=not active.streaming)
 
     def _speculation(self, active: Conversation, seen: _Seen | None) -> Speculation | None:
@@ -177,8 +179,11 @@ def ask_for_grammar(context: Context) -> None:
     """Ask for the grammar of replies: the file of a JSON schema, or a regex between two slashes."""
     active = context.chats.active
     held = active.chat.params.grammar
+    given = f"/{held.text}/" if held and held.kind == "regex" else ""
 
     def accept(answer: str) -> bool:
+        if not given and not answer.strip():
+            return True  # what there is may be a schema, which the field does not show
         with context.program.reporting_errors():
             try:
                 active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
@@ -187,7 +192,6 @@ def ask_for_grammar(context: Context) -> None:
                 return False
         return True
 
-    given = f"/{held.text}/" if held and held.kind == "regex" else ""
     ask(context.app, "Grammar: the file of a JSON schema, or a /regex/", accept, given)
 
 

@@ -43,8 +43,11 @@ class Picking:
         return self._walk is not None and self._context.panels.chats_shown
 
     def _changed(self, conversation: Conversation) -> None:
-        """End the walk when a new reply streams, because its tokens differ."""
-        if conversation is self._context.chats.active and conversation.streaming:
+        """End the walk when a new reply streams, because its tokens differ, or when its own is replaced."""
+        if conversation is not self._context.chats.active:
+            return
+        there = [message.id for message in conversation.chat.messages]
+        if conversation.streaming or (self._walk is not None and self._walk.message.id not in there):
             self.end()
 
     def _see(self, snapshot: Snapshot) -> None:
@@ -63,6 +66,9 @@ class Picking:
         replies = [*filter(_reply, self._context.chats.active.chat.messages)]
         usual = chosen if chosen and _reply(chosen) else replies[-1] if replies else None
         self.end()
+        if usual is not None and ((engine := self._context.engine).unlinked or engine.silent):
+            why, when = engine.gap
+            self._context.app.notify(f"{why}. The likely tokens come when {when}", severity="warning")
         self._run(self._open(message_id if message_id is not None else usual.id if usual else -1))
 
     def end(self) -> None:

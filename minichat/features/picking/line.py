@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from minichat.ui.likely import Likely, row_of, seen_as
 from minichat.ui.marks import UNICODE, Marks
-from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.keybar import Hints, HintsChanged
 
 _HEAT = " ▁▂▃▄▅▆▇█"
 _PLAIN_HEAT = " 123456789"
@@ -25,6 +25,7 @@ _KEYS = (  # the longest that fits is shown
     "Enter: continue from here in a fork  Esc done",
     "Enter: continue in a fork  Esc done",
 )
+_KEYS_IN_TROUBLE = ("Esc done",)
 
 
 class TokenPicker(Widget, can_focus=True):
@@ -78,6 +79,20 @@ class TokenPicker(Widget, can_focus=True):
     trouble: reactive[str] = reactive("", layout=False)
     marks: Marks = UNICODE
 
+    @property
+    def hints(self) -> Hints:
+        """The keys that do something: without candidates, none can be chosen."""
+        token, *choice, done = self.HINTS
+        return (token, *([] if self._stuck else choice), done)
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether the engine has refused to name candidates."""
+        return bool(self.trouble) and not self.rows
+
+    def watch_trouble(self) -> None:
+        self.post_message(HintsChanged())
+
     def render(self) -> Content:
         if not self.words:
             return Content.styled("reading the tokens of the reply ...", "$text-muted")
@@ -107,7 +122,8 @@ class TokenPicker(Widget, can_focus=True):
             (f"  {self.probability}", "$text"),
         )
         room = self.size.width - left.cell_length
-        keys = next((each for each in _KEYS if len(each) + 2 <= room), "")
+        fitting = _KEYS_IN_TROUBLE if self._stuck else _KEYS
+        keys = next((each for each in fitting if len(each) + 2 <= room), "")
         return Content.assemble(left, " " * (room - len(keys)), (keys, "$text-muted")) if keys else left
 
     def seen(self) -> range:

@@ -150,9 +150,24 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     @property
     def hints(self) -> Hints:
-        choose, other, *rest, leave = self.HINTS
+        """The keys that do something now."""
+        choose, other, more, convert, leave = self.HINTS
         other = ("Tab", "weights") if self.forms.has_focus else other
-        return (choose, other, *rest, ("Esc", "cancel") if self._changing else leave)
+        listed = bool(self.schemes.option_count or self.forms.option_count)
+        works = (
+            (choose, listed),
+            (other, bool(self.forms.option_count)),
+            (more, self.show_vertical_scrollbar),
+            (convert, listed),
+            (("Esc", "cancel") if self._cancels else leave, True),
+        )
+        return tuple(hint for hint, on in works if on)
+
+    @property
+    def _cancels(self) -> bool:
+        """Whether Esc cancels a conversion. One that is being reverted ends by itself."""
+        change = self._snapshot.change if self._snapshot is not None else None
+        return bool(self._expected or (change and not change.over and not change.error))
 
     class LeaveRequested(Message):
         """Focus should return to the prompt."""
@@ -182,6 +197,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._marks, self._changing = UNICODE, False
         self._expected = ""  # the scheme of a conversion that the engine has not reported yet
         self._snapshot: Snapshot | None = None
+        self._hinted: Hints = ()
 
     def compose(self) -> ComposeResult:
         yield Static("The engine is not loaded.", classes="unloaded")
@@ -239,11 +255,18 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def _show_change(self) -> None:
         change = self._snapshot.change if self._snapshot is not None else None
-        before, self._changing = self._changing, bool(self._expected or (change and not change.over))
-        if self._changing is not before:
-            self.post_message(HintsChanged())
+        self._changing = bool(self._expected or (change and not change.over))
         self.change.display = bool(self._expected or change)
+        self._tell_hints()
         self._preview()
+
+    def watch_show_vertical_scrollbar(self) -> None:
+        self._tell_hints()
+
+    def _tell_hints(self) -> None:
+        if self.hints != self._hinted:
+            self._hinted = self.hints
+            self.post_message(HintsChanged())
 
     def focus(self, scroll_visible: bool = True) -> Self:
         """Focus the list."""
@@ -279,4 +302,4 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def action_leave(self) -> None:
         """Cancel a running conversion; otherwise close the drawer."""
-        self.post_message(self.WeightSchemeChosen("") if self._changing else self.LeaveRequested())
+        self.post_message(self.WeightSchemeChosen("") if self._cancels else self.LeaveRequested())

@@ -41,10 +41,9 @@ class QuantizationPanel(QuantizationDrawer):
         for event in events:
             if isinstance(event, Quantized):
                 self.expect("")
-            if isinstance(event, Quantized) and event.error and not self.display:
-                before = "not quantized" if event.before == "none" else event.before
-                why = f"cannot use {event.scheme}: {event.error}"
-                self.context.program.report(f"The weights are still {before}: {why}")
+                if event.error and not self.display:
+                    words = f"The weights are not changed to {event.scheme}: {event.error}"
+                    self.context.program.report(words)
 
     @on(QuantizationDrawer.WeightSchemeChosen)
     def _quantize(self, chosen: QuantizationDrawer.WeightSchemeChosen) -> None:

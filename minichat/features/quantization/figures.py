@@ -121,7 +121,7 @@ def change(shot: Snapshot, marks: Marks, *, cancels: bool) -> str:
         if found.over
         else f"reverting to {shot.quantization}, {found.done} layers"
     )
-    return f"cannot use {found.scheme}: {found.error}; {state}"
+    return f"to {found.scheme}: {found.error}; {state}"
 
 
 def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:

@@ -102,7 +102,7 @@ class WhyScreen(Dialog[None]):
         if shot is None:
             self._text.update("The engine is not loaded.")
             return
-        last = before is not None and before is not shot and not shot.running
+        last, runs = before is not None and before is not shot and not shot.running, shot.runs
         if before is not None and last:
             shot = before
         if when := ", ".join(filter(None, ("last run" if last else "", self._engine.cut))):
@@ -112,7 +112,7 @@ class WhyScreen(Dialog[None]):
         if self._engine.cut and self._speeds is None:
             trouble = "The device is measured when the engine answers."
         lines = described(explain(shot, self._speeds), width, self._signs, trouble)
-        late = shot is not self._engine.latest and shot.on_cpu and shot.split is None
+        late = last and runs and shot.on_cpu and shot.split is None
         self._text.update(Content.assemble(lines, "\n", (_LATE, "$text-muted")) if late else lines)
 
 

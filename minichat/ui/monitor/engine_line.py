@@ -66,7 +66,7 @@ class EngineLine(Widget):
             rate=round(rate, 0 if rate >= 10 else 2),
             history=tuple(self._history),
             step=round(snapshot.step_times.total, 5),  # a figure of `duration` below a millisecond
-            error=snapshot.error,
+            error="" if snapshot.runs else snapshot.error,  # in a fleet, that of a lost replica
             changed=changed_switches(snapshot.switches),
         )
 

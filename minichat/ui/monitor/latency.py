@@ -55,7 +55,8 @@ class Latency(Pane):
         shared, load, whose = _bubbles(shot.bubbles) or _ranks(shot), _load(shot), whose_memory(shot)
         heading = self.heading(*facts, load if shared else "", right=shared or load)
         if not _measured(shot) and height == 2:
-            return (heading, ((" no measurements yet", "muted"),))
+            words = " no measurements" + " yet" * (not shot.finished)  # those of a lost engine are gone
+            return (heading, ((words, "muted"),))
         return (
             heading,
             _quantiles("engine TTFT", shot.ttft),

@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from engine.api.events import Event, Quantized, Recached, Switched
 from engine.api.snapshot import Snapshot
-from minichat.ui.monitor.arrange import KVMAP, PANES, Place, arrange
+from minichat.ui.monitor.arrange import EVENTS, KVMAP, PANES, QUEUES, Place, arrange
 from minichat.ui.monitor.bindings import KEYS
 from minichat.ui.monitor.events import EventLog
 from minichat.ui.monitor.experts import Experts
@@ -241,15 +241,27 @@ class MonitorPanel(Widget):
             self.notify(f"The map will show blocks {how}", timeout=2)
 
     def action_filter(self) -> None:
+        self._shows(EVENTS)
         self.event_log.filter()
 
     def action_abort(self) -> None:
-        if not self.queues.abort_selected():
+        if self._shows(QUEUES) and not self.queues.abort_selected():
             self.notify("There is no request to abort", severity="warning")
 
     def action_preempt(self) -> None:
-        if not self.queues.preempt_selected():
+        if not self._shows(QUEUES):
+            return
+        if self.queues.selected is not None and not self.queues.selected_runs:
+            self.notify("The selected request is not running", severity="warning")
+        elif not self.queues.preempt_selected():
             self.notify("There is no request to preempt", severity="warning")
+
+    def _shows(self, pane: int) -> bool:
+        """Whether this pane was visible. If not, maximize it: its keys act on what it shows."""
+        if visible := self.panes[pane].display:
+            return visible
+        self.maximize(pane)
+        return visible
 
     def action_leave(self) -> None:
         if self.maximized in PANES:

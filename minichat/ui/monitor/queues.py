@@ -107,14 +107,19 @@ class Queues(Pane):
         requests = self.snapshot.requests if self.snapshot is not None else ()
         if not requests:
             return super().hints
-        running = requests[self._place].phase in ("prefill", "decode")
-        preempts = (("monitor.preempt", "preempt"),) if running else ()
+        preempts = (("monitor.preempt", "preempt"),) if self.selected_runs else ()
         keys = ("monitor.up monitor.down", "select"), ("monitor.abort", "abort"), *preempts
         return (*keys, MAXIMIZE, ("Esc", "back"))
 
     @property
     def selected(self) -> int | None:
-        return self._selected
+        return self._selected if self.snapshot is not None else None
+
+    @property
+    def selected_runs(self) -> bool:
+        """Whether the selected request runs: another one has nothing to give up."""
+        requests = self.snapshot.requests if self.snapshot is not None else ()
+        return bool(requests) and requests[self._place].phase in ("prefill", "decode")
 
     @property
     def useful_lines(self) -> int:
@@ -186,11 +191,11 @@ class Queues(Pane):
 
     def abort_selected(self) -> bool:
         """Return whether there was one."""
-        return self._selected is not None and self.post_message(self.AbortRequested(self._selected))
+        return self.selected is not None and self.post_message(self.AbortRequested(self.selected))
 
     def preempt_selected(self) -> bool:
         """Return whether there was one."""
-        return self._selected is not None and self.post_message(self.PreemptRequested(self._selected))
+        return self.selected is not None and self.post_message(self.PreemptRequested(self.selected))
 
     def on_click(self, event: Click) -> None:
         self.action_select(self._top + event.y - 2 - self._place if event.y >= 2 else 0)

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
-from minichat.chats.store import Store
 from minichat.features.chats import chats
-from minichat.shell.paths import locate
 from minichat.ui.picture import strips_of
 from tests.app.chats.test_chats import titles, two_chats
 from tests.app.configured import configured
@@ -211,20 +208,3 @@ async def test_closing_the_last_chat_leaves_an_empty_one(bench: Callable[..., An
         await it.until(lambda: it.replies[0].finished)
         assert titles(it) == [""]
         assert "new chat" in it.screen_text()
-
-
-@run
-@pytest.mark.parametrize("key", ["enter", "alt+d"])
-async def test_a_listed_chat_that_another_screen_has_just_deleted_is_said_to_be_gone(
-    bench: Callable[..., Any], tmp_path: Path, key: str
-) -> None:
-    async with bench((100, 30)) as it:
-        await it.pilot.press("ctrl+n")
-        await it.answered(await it.say("hello"))
-        chat = it.app.chats.active.chat.id
-        await it.pilot.press("alt+w", "ctrl+o", *"hello")
-        await it.until(lambda: it.app.screen is not it.main and "hello" in it.screen_text())
-        Store(locate({"HOME": str(tmp_path)}).chats).delete_chat(chat)
-        await it.pilot.press(key)
-        await it.until(lambda: it.notices()[1:] == ["The chat was deleted, possibly in another window"])
-        assert (it.app.screen is it.main) is (key == "enter")

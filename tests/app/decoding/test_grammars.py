@@ -78,3 +78,18 @@ async def test_an_invalid_grammar_is_refused_when_it_is_entered(bench: Callable[
         assert it.app.chats.active.chat.params.grammar is None
         await it.pilot.press("backspace", *"x)/", "enter")
         await it.until(lambda: it.app.chats.active.chat.params.grammar == Grammar("regex", "(x)"))
+
+
+@run
+async def test_an_untouched_field_keeps_a_schema_that_it_does_not_show(bench: Callable[..., Any]) -> None:
+    schema, regex = Grammar("json", '{"type": "object"}'), Grammar("regex", "[0-9]+")
+    async with bench((120, 40)) as it:
+        chat = it.app.chats.active
+        for grammar, cleared in ((schema, schema), (regex, None)):
+            chat.tune(chat.chat.params.changed(grammar=grammar))
+            for erased, left in ((False, grammar), (True, cleared)):
+                ask_for_grammar(it.app.context)
+                await it.until(lambda: it.app.screen.query(Input))
+                await it.pilot.press(*(["backspace"] if erased else []), "enter")
+                await it.until(lambda: it.app.screen is it.main)
+                assert chat.chat.params.grammar == left

@@ -124,7 +124,7 @@ async def test_a_scheme_is_chosen_watched_and_canceled(bench: Callable[..., Any]
         await it.until(lambda: backend.quantized == ["int8", ""])
         assert drawer.display, "the first Esc only cancels the change"
         drawer.see_snapshot(replace(plain, change=Change("int8", 0, 8, "it was canceled", True)))
-        await it.until(lambda: "it was canceled" in it.screen_text())
+        await it.until(lambda: "to int8: it was canceled; still" in it.screen_text())
         await it.until(lambda: "Enter convert  Esc close" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])

@@ -166,7 +166,7 @@ async def test_keys_scroll_to_the_figures_below_the_schemes(bench: Callable[...,
     many = tuple(SchemeView(f"int{bits}", "", 1_300_000_000) for bits in range(30))
     async with bench((80, 24), backend=FakeBackend([snapshot(schemes=many, quantization="int8")])) as it:
         await it.pilot.press("f4")
-        await it.until(lambda: "Tab cache  PgDn more  Enter convert  Esc close" in it.screen_text())
+        await it.until(lambda: "choose  PgDn more  Enter convert  Esc close" in it.screen_text())
         chosen = it.quantization.schemes.highlighted
         await it.pilot.press(*["pagedown"] * 4)
         await it.until(lambda: it.quantization.scroll_y == it.quantization.max_scroll_y)

@@ -8,6 +8,7 @@ from engine.api.events import ReplicaChanged
 from engine.api.snapshot import ReplicaView, Snapshot
 from minichat.clients.fake import FakeBackend
 from minichat.features.replicas import REPLICAS, steps
+from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run, snapshot
 
 
@@ -86,3 +87,17 @@ async def test_a_fleet_whose_replicas_are_all_stopped_is_not_ready(bench: Callab
         await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
         backend.become(snapshot(replicas=(view(0), view(1))))
         await it.until(lambda: "ready" in it.screen_text().splitlines()[-1])
+
+
+@run
+async def test_the_line_has_the_figures_of_a_replica_that_drains_beside_a_lost_one(
+    bench: Callable[..., Any],
+) -> None:
+    lost = view(0, "dead")._replace(error="out of memory")
+    shot = snapshot(1, (0,), state="draining", error="out of memory", replicas=(lost, view(1, "draining")))
+    async with bench((100, 24), backend=FleetBackend()) as it:
+        line = it.app.context.part(EngineLine)
+        it.main.show_snapshot(shot)
+        await it.until(lambda: "D 1" in str(line.render()))
+        it.main.show_snapshot(shot.ended("out of memory"))
+        await it.until(lambda: "no engine: out of memory" in str(line.render()))

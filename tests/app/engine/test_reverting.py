@@ -83,17 +83,20 @@ async def test_a_failed_conversion_is_reported_unless_the_drawer_shows_it(bench:
         it.main.show_events([DONE])
         assert not it.notices()
         it.main.show_events([FAILED])
-        said = "The weights are still not quantized: cannot use int8: OutOfMemoryError: 3 GB"
+        said = "The weights are not changed to int8: OutOfMemoryError: 3 GB"
         await it.until(lambda: it.notices() == [said])
 
 
 @run
-async def test_a_restart_that_would_end_a_conversion_is_confirmed(bench: Callable[..., Any]) -> None:
-    converting = replace(snapshot(), change=Change("int8", 3, 8))
+@pytest.mark.parametrize(("error", "to"), [("", "to int8"), ("it was canceled", "back to none")])
+async def test_a_restart_that_would_end_a_conversion_is_confirmed(
+    bench: Callable[..., Any], error: str, to: str
+) -> None:
+    converting = replace(snapshot(), change=Change("int8", 3, 8, error))
     async with bench(backend=FakeBackend([converting])) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("f5")
-        said = "The weights are changing to int8; press F5 again to stop and restart"
+        said = f"The weights are changing {to}; press F5 again to stop and restart"
         await it.until(lambda: it.notices() == [said])
         assert it.app.return_code is None
         await it.pilot.press("f5")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.api.events import Evicted
-from engine.api.snapshot import Change
+from engine.api.snapshot import Change, SchemeView
 from minichat.clients.fake import FakeBackend
 from tests.app.configured import configured
 from tests.app.conftest import run, snapshot
@@ -225,3 +225,40 @@ async def test_it_says_that_the_weights_are_converted(bench: Callable[..., Any])
         await it.until(lambda: state().startswith(" reverting to none  "))
         it.main.show_snapshot(replace(snapshot(), change=Change("int8", 0, 8, "it was canceled", True)))
         await it.until(lambda: state().startswith(" 1 replying  "))
+
+
+@run
+async def test_in_the_quantization_drawer_it_has_only_keys_that_do_something(
+    bench: Callable[..., Any],
+) -> None:
+    schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("int8", "", 2_200_000_000))
+    shot = replace(snapshot(), schemes=schemes, kv_schemes=schemes)
+    backend = FakeBackend([shot])
+    backend.loaded.clear()
+    async with bench((120, 20), backend=backend) as it:
+        keys = lambda: it.screen_text().splitlines()[-1].split("  F1")[0].split("  ", 1)[1].strip()  # noqa: E731
+        await it.pilot.press("f4")
+        await it.until(lambda: keys() == "Esc close")
+        backend.loaded.set()
+        await it.until(lambda: keys() == "Up Down choose  Tab cache  PgDn more  Enter convert  Esc close")
+        await it.pilot.resize_terminal(120, 60)
+        await it.until(lambda: keys() == "Up Down choose  Tab cache  Enter convert  Esc close")
+        it.main.show_snapshot(replace(shot, kv_schemes=()))
+        await it.until(lambda: keys() == "Up Down choose  Enter convert  Esc close")
+
+
+@run
+async def test_escape_closes_the_quantization_drawer_while_a_conversion_is_reverted(
+    bench: Callable[..., Any],
+) -> None:
+    """There is nothing left to cancel."""
+    async with bench((120, 40)) as it:
+        keys = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.pilot.press("f4")
+        it.main.show_snapshot(replace(snapshot(), change=Change("int8", 3, 8)))
+        await it.until(lambda: "Esc cancel" in keys())
+        it.main.show_snapshot(replace(snapshot(), change=Change("int8", 2, 8, "it was canceled")))
+        await it.until(lambda: "Esc close" in keys())
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.quantization.display)
+        assert it.backend.quantized == []

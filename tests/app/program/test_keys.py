@@ -379,7 +379,7 @@ async def test_the_key_bar_lists_the_keys_of_the_focused_widget(
         await it.pilot.press("2")
         await it.until(lambda: "p pause" in last_line(it) and "order" not in last_line(it))
         await it.pilot.press("escape", "escape", "f4")
-        await it.until(lambda: "Enter convert" in last_line(it))
+        await it.until(lambda: "Esc close" in last_line(it))
         it.main.transcript.focus()
         await it.until(lambda: "m menu" in last_line(it))
 
