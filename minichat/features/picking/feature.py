@@ -66,9 +66,6 @@ class Picking:
         replies = [*filter(_reply, self._context.chats.active.chat.messages)]
         usual = chosen if chosen and _reply(chosen) else replies[-1] if replies else None
         self.end()
-        if usual is not None and ((engine := self._context.engine).unlinked or engine.silent):
-            why, when = engine.gap
-            self._context.app.notify(f"{why}. The likely tokens come when {when}", severity="warning")
         self._run(self._open(message_id if message_id is not None else usual.id if usual else -1))
 
     def end(self) -> None:

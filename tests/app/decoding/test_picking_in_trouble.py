@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.app.conftest import run
 from tests.app.decoding.test_picking import letters, replied
-from tests.attach.test_screen import lost
 
 
 @run
@@ -24,22 +21,3 @@ async def test_without_candidates_only_keys_that_work_are_named(bench: Callable[
         await it.pilot.press("right")
         await it.until(lambda: "Enter continue in a fork  Esc done" in keys())
         assert "Enter: continue from here in a fork  Esc done" in it.screen_text()
-
-
-@run
-@pytest.mark.parametrize("linked", [True, False])
-async def test_while_the_engine_is_out_of_reach_it_says_when_they_come(
-    bench: Callable[..., Any], linked: bool
-) -> None:
-    """The line itself may wait for the engine."""
-    said = "No answer. The likely tokens come when the engine answers"
-    async with bench((120, 40), backend=letters()) as it:
-        await replied(it, "abc")
-        if linked:
-            it.main.show_late(True)
-        else:
-            it.backend.emit(lost())
-            said = "No link. The likely tokens come when it is back"
-        await it.until(lambda: it.main.engine.cut)
-        await it.pilot.press("alt+c")
-        await it.until(lambda: said in it.notices())
