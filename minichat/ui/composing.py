@@ -128,7 +128,8 @@ class Composing:
     def _warning(self, files: Sequence[Missing]) -> str:
         names, send = "; ".join(map(str, files)), self._context.keys.name("prompt.send")
         stop = "" if names.endswith("?") else "."
-        return capitalized(one_line(f"{names}{stop} Press {send} again to send without it"))
+        what = "it" if len(files) == 1 else "them"
+        return capitalized(one_line(f"{names}{stop} Press {send} again to send without {what}"))
 
     async def stop(self) -> None:
         """Give up a message that is being checked, so that quitting does not wait for a slow folder."""

@@ -78,8 +78,9 @@ class FindBar(Horizontal):
         if not self.display:
             return
         place, total, whole = self._pane.transcript.find_count
-        many = f"{total}{'' if whole else '+'}"
-        found = f"{place} of {many}" if place else f"{many} matches" if total else "not found"
+        more = "" if whole else "+"
+        matches = f"{total:,}{more} match{'es' * (total != 1 or not whole)}"
+        found = f"{place:,} of {total:,}{more}" if place else matches if total else "not found"
         self.place.update(found if self.field.value else "")
 
 

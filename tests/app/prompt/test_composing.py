@@ -365,9 +365,9 @@ async def test_a_word_that_is_also_a_folder_can_be_sent(bench: Callable[..., Any
 @pytest.mark.usefixtures("folder")
 async def test_the_warning_of_a_missing_file_ends_with_another_text(bench: Callable[..., Any]) -> None:
     async with bench(shows_notices=True) as it:
-        it.main.prompt.put("thank the @src team")
+        it.main.prompt.put("thank the @src team for @note.txt")
         await it.pilot.press("enter")
-        await it.until(lambda: [*it.app._notifications])
+        await it.until(lambda: it.notices() and it.notices()[0].endswith("to send without them"))
         it.main.prompt.put("thank the team")
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
