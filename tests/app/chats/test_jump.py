@@ -73,7 +73,7 @@ async def test_a_search_that_found_all_does_not_speak_of_others(
 async def test_chats_of_today_get_their_date_when_the_day_ends(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minichat.ui.monitor.figures.CALENDAR_EVERY", 0.01)
+    monkeypatch.setattr("minichat.ui.monitor.figures.CALENDAR_EVERY", 0.05)
     times = {"now": NOON}
     monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: times["now"])
     async with bench(wall_clock=lambda: NOON) as it:

@@ -69,7 +69,7 @@ async def test_the_palette_offers_it(bench: Callable[..., Any], cells: Cells) ->
 async def test_messages_get_their_date_when_the_day_ends(
     bench: Callable[..., Any], cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minichat.ui.monitor.figures.CALENDAR_EVERY", 0.01)
+    monkeypatch.setattr("minichat.ui.monitor.figures.CALENDAR_EVERY", 0.05)
     noon = 1_795_608_000.0
     times = {"now": noon}
     monkeypatch.setattr("minichat.ui.monitor.figures.wall_clock", lambda: times["now"])
