@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from engine.models.find import ModelPlace, Progress
-from minichat.commands import fetch
+from minichat.commands import fetch, up
+from minichat.models.residents import Resident, Waiting
 from tests.cli.conftest import Run
 from tests.cli.test_output import on_terminal
 
@@ -32,3 +35,33 @@ def test_bench_says_that_it_loads_the_model(
     on_terminal(monkeypatch)
     ran = run("bench", "memory", "--only", "nothing", "--model", chat_model)
     assert ran.err.startswith(f"\r\x1b[Kloading {chat_model.name} ...\r\x1b[K")
+
+
+def test_generate_still_says_that_it_loads_once_the_weights_are_there(
+    run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels and the cache may take longer than the weights."""
+
+    def start(config: EngineConfig, progress: Progress, **_: object) -> None:
+        progress(1_000_000_000, 2_000_000_000)
+        progress(2_000_000_000, 2_000_000_000)
+        raise BadInput("no more")
+
+    on_terminal(monkeypatch)
+    monkeypatch.setattr("engine.start.start", start)
+    ran = run("generate", "a", "--model", chat_model)
+    loading = f"\r\x1b[Kloading {chat_model.name} ..."
+    meter = "\r\x1b[Kloading 1.00 of 2.00 GB"
+    assert ran.err == f"{loading}{meter}{loading}\r\x1b[Kminichat: no more\n"
+
+
+def test_up_still_says_that_it_starts_once_the_weights_are_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loaded(Waiting):
+        async def ensure(self, progress: Progress) -> None:
+            progress(2_000_000_000, 2_000_000_000)
+
+    on_terminal(monkeypatch)
+    up._wait(Loaded(Resident(Path(), "main"), []))
+    assert capsys.readouterr().err == "\r\x1b[Kstarting main ..." * 2 + "\r\x1b[K"
