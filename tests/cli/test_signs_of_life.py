@@ -1,14 +1,18 @@
 """What a terminal shows while a command has nothing to print yet."""
 
+import asyncio
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from engine.api.config import EngineConfig
-from engine.api.errors import BadInput
+from engine.api.errors import BadInput, EngineError
 from engine.models.find import ModelPlace, Progress
-from minichat.commands import fetch, up
-from minichat.models.residents import Resident, Waiting
+from minichat.commands import fetch, ps, up
+from minichat.doing import doing_late
+from minichat.models.residents import Record, Resident, Waiting
 from tests.cli.conftest import Run
 from tests.cli.test_output import on_terminal
 
@@ -65,3 +69,19 @@ def test_up_still_says_that_it_starts_once_the_weights_are_there(
     on_terminal(monkeypatch)
     up._wait(Loaded(Resident(Path(), "main"), []))
     assert capsys.readouterr().err == "\r\x1b[Kstarting main ..." * 2 + "\r\x1b[K"
+
+
+def test_ps_says_that_it_waits_for_an_engine_that_hangs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(*_: object) -> None:
+        await asyncio.sleep(0.1)
+        raise EngineError("no answer within 3 s")
+
+    resident = Mock(record=Record(7, "pocket", 0.0, "ready"), socket="/x")
+    resident.name = "main"
+    on_terminal(monkeypatch)
+    monkeypatch.setattr(ps, "residents", lambda _: [resident])
+    monkeypatch.setattr(ps, "ask", ask)
+    monkeypatch.setattr(ps, "doing_late", partial(doing_late, after=0.01))
+    ran = run("ps")
+    assert ran.err == "\r\x1b[Kwaiting for the engines ...\r\x1b[K"
+    assert "no answer" in ran.out
