@@ -1,6 +1,8 @@
 """What a terminal shows while a command has nothing to print yet."""
 
 import asyncio
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,6 +15,7 @@ from engine.models.find import ModelPlace, Progress
 from minichat.commands import fetch, ps, up
 from minichat.doing import doing_late
 from minichat.models.residents import Record, Resident, Waiting
+from minichat.shell import first
 from tests.cli.conftest import Run
 from tests.cli.test_output import on_terminal
 
@@ -85,3 +88,19 @@ def test_ps_says_that_it_waits_for_an_engine_that_hangs(run: Run, monkeypatch: p
     ran = run("ps")
     assert ran.err == "\r\x1b[Kwaiting for the engines ...\r\x1b[K"
     assert "no answer" in ran.out
+
+
+def test_a_command_says_that_it_reads_the_piped_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command before it may take minutes."""
+
+    def read(_: int) -> bytes:
+        time.sleep(0.1)
+        return b"hello"
+
+    on_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "stdin", Mock(buffer=Mock(read=read)))
+    monkeypatch.setattr(first, "doing_late", partial(doing_late, after=0.01))
+    assert first.piped_bytes() == b"hello"
+    assert capsys.readouterr().err == "\r\x1b[Kreading the piped input ...\r\x1b[K"
