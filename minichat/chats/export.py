@@ -90,7 +90,9 @@ def _message(message: Message) -> str:
     remarks: list[str] = [message.state] if message.state != "done" else []
     remarks += [message.error] if message.error else []
     if stats := message.stats:
-        remarks.append(f"{plural(stats.tokens, 'token')} in {stats.seconds:.1f} s, {stats.strategy}")
+        copied = f" ({stats.copied:,} copied)" if stats.copied else ""
+        spent = f"{plural(stats.tokens, 'token')}{copied} in {stats.seconds:.1f} s"
+        remarks.append(f"{spent}, {stats.strategy}")
     if remarks:
         parts.append(f"*{'; '.join(remarks)}*")
     return "\n\n".join(parts)

@@ -18,6 +18,8 @@ _STARTS_WITHIN = 5.0  # seconds for a new process to write its record
 _ENDS_AT_ONCE = 3.0  # seconds before it is killed
 _GONE_WITHIN = 0.3  # seconds until the engine sees that a screen has been closed
 _SAY_AFTER = 1.0  # seconds of waiting before the reason is printed
+_DRAINS_WITHIN = 30.0  # seconds for running requests; the default of --drain
+_CLOSES_WITHIN = 15.0  # seconds for the end of its process after that
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,9 +36,11 @@ def run(options: argparse.Namespace) -> int:
         if options.now:
             _at_once(resident)
         elif not _ended(resident, _SAY_AFTER):
-            print("minichat: waiting up to 30 s for running requests; --now stops at once", file=sys.stderr)
-            while not _ended(resident, 60.0):
-                pass
+            wait = f"waiting up to {_DRAINS_WITHIN:g} s for running requests"
+            print(f"minichat: {wait}; --now stops at once", file=sys.stderr)
+            if not _ended(resident, _DRAINS_WITHIN + _CLOSES_WITHIN):
+                now = resident.command("down")
+                raise EngineError(f"{resident.name} has not stopped; to end it at once, run {now} --now")
         resident.sweep()
     except EngineError as error:
         return failed(error)

@@ -32,6 +32,7 @@ from minichat.doing import doing_late, waiting
 from minichat.models.progress import size
 from minichat.plural import plural
 from minichat.session.attachments import MOST, PIPED, mentioned, missing
+from minichat.shell.first import piped_bytes
 from minichat.shell.streams import harmless
 
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -137,7 +138,7 @@ def unread_input() -> bool:
 def _piped() -> str:
     if sys.stdin.isatty():
         return ""
-    piped = sys.stdin.buffer.read(MOST + 1)
+    piped = piped_bytes()
     if len(piped) > MOST:
         raise BadInput(f"standard input is larger than {size(MOST)}, the limit for one message")
     try:

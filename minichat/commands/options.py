@@ -5,8 +5,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,9 +133,12 @@ class _OneLine(logging.Formatter):
         return f"{self._before}minichat: {record.getMessage()}"
 
 
-def show_progress(done: int, total: int) -> None:
-    """Show the progress of loading a large model on a terminal."""
+def show_progress(done: int, total: int, then: Callable[[], None] | None = None) -> None:
+    """Show the progress of loading a large model on a terminal. `then` shows what follows, or nothing is."""
     if shown() and total > 200_000_000:
+        if done >= total and then is not None:
+            then()
+            return
         meter = f"loading {done / 1e9:.2f} of {total / 1e9:.2f} GB" if done < total else ""
         print(f"{ERASE}{meter}", end="", file=sys.stderr, flush=True)
 
@@ -146,13 +150,15 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
     warnings.setFormatter(_OneLine(ERASE if shown() else ""))
     logging.getLogger("minichat").addHandler(warnings)
     try:
-        with doing(f"loading {Path(config.model).name or config.model}"), loading():
+        what = f"loading {Path(config.model).name or config.model}"
+        with doing(what) as say, loading():
             from engine.early import import_torch
             from engine.host.thread import STOPPED, EngineThread
             from engine.start import start
 
             warnings.addFilter(lambda record: record.msg != STOPPED)  # the commands print the reason
-            host = EngineThread(start(config, show_progress, found=lambda folder: import_torch()))
+            progress = partial(show_progress, then=partial(say, what))
+            host = EngineThread(start(config, progress, found=lambda folder: import_torch()))
         warnings.setFormatter(_OneLine())
         try:
             yield host

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from engine.api.errors import EngineError
+from minichat.doing import doing_late
 from minichat.models.present import ask
 from minichat.models.residents import Resident, home_of, residents
 from minichat.shell.paths import locate
@@ -28,7 +29,8 @@ class ProcessRow:
 
 
 def run(options: argparse.Namespace) -> int:
-    lines = asyncio.run(_look())
+    with doing_late("waiting for the engines"):
+        lines = asyncio.run(_look())
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:

@@ -5,6 +5,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from engine.api.errors import BadInput, EngineError
 from engine.api.places import AdapterPlace, expanded
@@ -70,8 +71,9 @@ def _tell(line: str) -> None:
 def _wait(waiting: Waiting) -> None:
     """Wait for the engine. It is detached, so Ctrl+C ends only the waiting."""
     try:
-        with doing(f"starting {waiting.resident.name}"):
-            asyncio.run(waiting.ensure(show_progress))
+        what = f"starting {waiting.resident.name}"
+        with doing(what) as say:
+            asyncio.run(waiting.ensure(partial(show_progress, then=partial(say, what))))
     except KeyboardInterrupt:
         resident = waiting.resident
         if resident.running():

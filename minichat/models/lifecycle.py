@@ -179,6 +179,8 @@ class EngineLifecycle:
                     banner.say(f"loading {what}: compiling kernels for this CPU, kept for later starts")
                 elif seen == meter.done == meter.total > 0:
                     banner.say(f"loading {what}: the weights are there, preparing kernels and the cache")
+                elif seen == meter.done and meter.rate:
+                    progress(meter.done, meter.total)  # no bytes came: the rate falls
                 seen = meter.done
                 await asyncio.sleep(_LOOK)
 
@@ -335,6 +337,7 @@ class EngineLifecycle:
     async def _fetch_then_switch(self, name: str) -> None:
         self.fetching, self.meter = name, ProgressMeter()
         self._say_fetching()
+        telling = asyncio.create_task(self._tell_that_it_stalls())
         try:
             await self.fetch(name, self._fetched_so_far)
         except asyncio.CancelledError:
@@ -343,8 +346,18 @@ class EngineLifecycle:
         except EngineError as error:
             self._end_fetching(str(error), fault=True)
             return
+        finally:
+            telling.cancel()
         self._end_fetching("")
         await self.switch(name)
+
+    async def _tell_that_it_stalls(self) -> None:
+        """Let the rate fall while no bytes come."""
+        while True:
+            seen = self.meter.done
+            await asyncio.sleep(_LOOK)
+            if seen == self.meter.done and self.meter.rate:
+                self._fetched_so_far(self.meter.done, self.meter.total)
 
     def _fetched_so_far(self, done: int, total: int) -> None:
         self.meter.update(done, total)

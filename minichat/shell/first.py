@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minichat.chats.model import Attachment
+from minichat.doing import doing_late
 from minichat.session.attachments import MOST, PIPED, text_of
 
 
@@ -44,7 +45,13 @@ def is_piped() -> bool:
 
 def read_pipe() -> str | None:
     """The piped input, if there is one."""
-    return text_of("the piped input", sys.stdin.buffer.read(MOST + 1)) if is_piped() else None
+    return text_of("the piped input", piped_bytes()) if is_piped() else None
+
+
+def piped_bytes() -> bytes:
+    """All of standard input, or its start if it is too large. The command before it may take its time."""
+    with doing_late("reading the piped input"):
+        return sys.stdin.buffer.read(MOST + 1)
 
 
 def keys_from_terminal() -> bool:

@@ -64,7 +64,7 @@ class Composing:
         self._fit: PromptFit | None = None  # the result, in the chat where the least is left
         self._warned = ""  # the text whose missing files the user was warned about
         self._notice = ""  # the warning
-        self._before: asyncio.Task[Checked] | None = None  # the check of a message that is being sent
+        self._before = set[asyncio.Task[Checked]]()  # the checks of messages that are being sent
         self._over = False
 
     def note(self) -> None:
@@ -103,9 +103,11 @@ class Composing:
         if not self._may_fail(text, to):
             self._warned = ""
             return True
-        self._before = asyncio.create_task(self._check(text, to), name="check")
+        before = asyncio.create_task(self._check(text, to), name="check")
+        self._before.add(before)
+        before.add_done_callback(self._before.discard)
         try:
-            checked = await self._before
+            checked = await before
         except asyncio.CancelledError:
             if self._over:
                 return False
@@ -134,9 +136,10 @@ class Composing:
     async def stop(self) -> None:
         """Give up a message that is being checked, so that quitting does not wait for a slow folder."""
         self._over = True
-        if self._before is not None and not self._before.done():
-            self._before.cancel()
-            await asyncio.wait([self._before])
+        if checks := set(self._before):
+            for each in checks:
+                each.cancel()
+            await asyncio.wait(checks)
 
     @property
     def _larger(self) -> str:

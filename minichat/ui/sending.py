@@ -1,6 +1,8 @@
 """Sends messages from the prompt to the chats, with their attachments."""
 
+import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 
 from engine.api.errors import EngineError, WeightsChanging
 from minichat.chats.errors import ChatChanged, ChatGone, StoreError
@@ -9,20 +11,41 @@ from minichat.chats.queries import PAGE
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, attach, listed
 from minichat.session.conversation import Conversation
+from minichat.shell.background import begin as begin_work
 from minichat.ui.composing import Composing
 from minichat.ui.drafts import keep, unsent
 from minichat.ui.transcript.glyphs import one_line
 
 ANOTHER = "Switch to another reply"  # the command
+_AT_ONCE = 1.0  # seconds that the screen waits for the check of a message; keys typed meanwhile come after it
+_CHECKING = "Checking the message before it is sent ..."
+_LONG = 600.0  # seconds; the notice ends with the check
 
 
 async def submit(context: Context, composing: Composing, text: str) -> None:
-    """Send a message. If it cannot be sent, show why and leave it in the prompt."""
-    active, to = context.chats.active, context.workspace.recipients
-    if await composing.may_send(text, to):
-        _send(context, text, active, to)
-    else:
-        _give_back(context, text, active)
+    """Send a message. If it cannot be sent, show why and leave it in the prompt.
+
+    The check may wait for the engine or a folder for long. Then it goes on in the background.
+    """
+    active, to, checked = context.chats.active, context.workspace.recipients, asyncio.Event()
+
+    async def check_and_send() -> None:
+        try:
+            may = await composing.may_send(text, to)
+        finally:
+            checked.set()
+            context.app.end_notice(_CHECKING)
+        if may and all(each in context.chats for each in to):  # else it was closed meanwhile
+            _send(context, text, active, to)
+        else:
+            _give_back(context, text, active)
+
+    begin_work(context.app, check_and_send, group="sending")
+    with suppress(TimeoutError):
+        await asyncio.wait_for(checked.wait(), _AT_ONCE)
+    if not checked.is_set():
+        context.app.notify(_CHECKING, timeout=_LONG)
+        context.program.poller.wake()  # it says if the engine does not answer
 
 
 def _send(context: Context, text: str, active: Conversation, to: Sequence[Conversation]) -> None:
@@ -231,7 +254,11 @@ def recall(context: Context, back: int) -> None:
 
 def _give_back(context: Context, text: str, to: Conversation) -> None:
     """Put the text back into the prompt, or keep it with its chat if another one is active now."""
-    if context.chats.active is to:
+    chats, there = context.chats, context.chats.of(to.chat.id)
+    if there is None:  # it was closed while its message was checked
+        with context.program.reporting_errors():
+            chats.services.store.keep_draft(to.chat.id, text)
+    elif chats.active is there:
         context.workspace.prompt.give_back(text)
     else:
-        keep(to, text + unsent(to))
+        keep(there, text + unsent(there))

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from argparse import Namespace
 from io import StringIO
 from typing import Any
 from unittest.mock import Mock, PropertyMock
@@ -96,3 +97,19 @@ def test_a_screen_that_has_just_been_closed_reads_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(down, "ask", ask)
     assert asyncio.run(down._unread(Mock(record=Mock(state="ready")))) == 1 and not answers
+
+
+def test_down_does_not_wait_forever_for_an_engine_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_SAY_AFTER", "_CLOSES_WITHIN", "_DRAINS_WITHIN"):
+        monkeypatch.setattr(down, name, 0.01)
+    resident = Mock(record=Mock(state="loading"), command=lambda word: f"minichat {word} --name work")
+    resident.name = "work"
+    resident.running.return_value = True
+    monkeypatch.setattr(down, "Resident", lambda *_: resident)
+    assert down.run(Namespace(name="work", now=False)) == 1
+    assert capsys.readouterr().err == (
+        "minichat: waiting up to 0.01 s for running requests; --now stops at once\n"
+        "minichat: work has not stopped; to end it at once, run minichat down --name work --now\n"
+    )

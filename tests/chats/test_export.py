@@ -227,3 +227,10 @@ def test_others_run_while_a_long_export_is_read() -> None:
         time.sleep(0.001)
         beats += 1
     assert beats > 4
+
+
+def test_markdown_names_the_tokens_that_a_fork_copied() -> None:
+    """They took none of its time."""
+    stats = ReplyStats(122, 0.26, 0.1, 4, "top-p", copied=100)
+    page = to_markdown(Chat(1, "a", "", messages=[Message(1, "assistant", "so", stats=stats)]))
+    assert page.endswith("\n\n*122 tokens (100 copied) in 0.3 s, top-p*\n")

@@ -61,6 +61,7 @@ class Entry:
     """Parsed when it comes into view; until then its height is estimated."""
 
     marked = False  # keys act on this message
+    whole = False  # all of its reply streams here: a reply that goes on may have thought before
     newest = False  # a retry of an earlier one would remove what follows; its menu offers that
     body: Document | None = None
     thought: Thought | None = None
@@ -126,7 +127,7 @@ class Entry:
         """
         body = self.open(lambda: False)
         body.growing = True
-        if reasoning and not text and not body.text and self._thinking_since is None:
+        if self.whole and reasoning and not text and not body.text and self._thinking_since is None:
             self._thinking_since = now
         if self._thinking_since is not None and text and self._thought_for is None:
             self._thought_for = now - self._thinking_since

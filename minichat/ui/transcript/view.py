@@ -63,7 +63,7 @@ class View:
             before.newest = False
             self.changed(before)
         entry = Entry(message, serial, self.letter, self.canvas)
-        entry.newest = True
+        entry.newest = entry.whole = True
         self.entries.append(entry)
         self._heights.append(entry.height)
 

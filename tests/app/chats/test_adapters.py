@@ -77,11 +77,12 @@ class Slow(FakeBackend):
 @run
 @pytest.mark.parametrize("closed", [False, True])
 async def test_an_adapter_is_used_by_the_chat_that_asked_for_it(
-    bench: Callable[..., Any], closed: bool
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Another chat may be active once it is loaded."""
+    monkeypatch.setattr(adapters, "_LATE", 0.01)
     backend = Slow()
-    async with bench((130, 40), backend=backend) as it:
+    async with bench((130, 40), backend=backend, shows_notices=True) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.answered(await it.say("one"))
         first = it.app.chats.active
@@ -90,8 +91,11 @@ async def test_an_adapter_is_used_by_the_chat_that_asked_for_it(
         await it.pilot.press("up", "enter", *"new=/models/x", "enter")
         await it.pilot.press("alt+w" if closed else "ctrl+n")
         await it.until(lambda: it.app.chats.active is not first)
+        await it.until(lambda: "Waiting for the adapter new ..." in it.screen_text())
         backend.fetched.set()
-        await it.until(lambda: any("the adapter new" in notice.lower() for notice in it.notices()))
+        ended = "The adapter new is loaded." if closed else "uses the adapter new"
+        await it.until(lambda: any(ended in notice for notice in it.notices()))
+        await it.until(lambda: "Waiting for the adapter" not in it.screen_text())
         assert it.app.chats.active.chat.adapter == ""
         assert it.app.chats.services.store.chat(first.chat.id).adapter == ("" if closed else "new")
 

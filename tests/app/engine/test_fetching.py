@@ -14,6 +14,7 @@ from engine.api.errors import BadInput, ModelNotFound
 from engine.api.wire import decode_error, encode_error
 from minichat.cli import main
 from minichat.clients.protocol import Progress
+from minichat.models import lifecycle, progress
 from minichat.models.fetching import fetch
 from minichat.models.progress import ProgressMeter, duration, size
 from tests.app.conftest import run
@@ -131,3 +132,25 @@ async def test_another_model_is_not_refused_as_a_second_download(bench: Callable
         note = "large is downloading, and will then be loaded  ^X cancels the download"
         await it.until(lambda: note in it.screen_text())
         assert it.backend.switched == []
+
+
+@run
+async def test_a_download_that_stalls_names_no_rate(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SETTLED", 0.05)
+    monkeypatch.setattr(progress, "_SPAN", 0.5)
+    monkeypatch.setattr(lifecycle, "_LOOK", 0.05)
+
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        for done in (1, 2, 3):
+            progress(done * 100_000_000, 1_600_000_000)
+            await asyncio.sleep(0.05)
+        await asyncio.Event().wait()
+
+    async with bench((120, 30)) as it:
+        it.app.lifecycle.fetch = fake_fetch
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
+        await it.pilot.press("alt+o", *"org/large", "enter")
+        await it.until(lambda: "/s  " in it.screen_text())
+        await it.until(lambda: "downloading large  0.30 of 1.60 GB  ^X cancels" in it.screen_text())

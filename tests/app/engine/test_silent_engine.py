@@ -11,7 +11,7 @@ from engine.api.errors import WeightsChanging
 from engine.api.events import Quantized
 from engine.api.snapshot import Change, SchemeView, Snapshot, Switch
 from minichat.clients.fake import FakeBackend
-from minichat.ui import snapshot_poller
+from minichat.ui import sending, snapshot_poller
 from tests.app.conftest import run, snapshot
 from tests.attach.test_screen import back, lost
 from tests.cases import SIZES
@@ -151,3 +151,55 @@ async def test_what_is_chosen_without_a_link_waits_for_it(bench: Callable[..., A
         await it.pilot.press("tab", "down", "enter")
         await it.until(lambda: it.backend.recached)
         assert it.notices().count(queued) == 2
+
+
+@run
+async def test_the_screen_does_not_stop_while_a_message_is_checked(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_AT_ONCE", 0.01)
+    answers = asyncio.Event()
+
+    class Late(FakeBackend):
+        async def count(self, prompt: Any) -> int:
+            await answers.wait()
+            return 7
+
+    async with bench((100, 40), backend=Late([snapshot()]), shows_notices=True) as it:
+        await it.until(lambda: it.app.lifecycle.alive and it.main.engine.latest)
+        it.main.prompt.put("word " * 200)
+        await it.pilot.press("enter")
+        await it.until(lambda: "Checking the message before it is sent" in it.screen_text())
+        first = it.app.chats.active
+        await it.pilot.press("ctrl+n", *"next")
+        await it.until(lambda: it.main.prompt.text == "next" and it.app.chats.active is not first)
+        answers.set()
+        await it.until(lambda: it.replies and "Checking" not in it.screen_text())
+        assert first.streaming and it.main.prompt.text == "next"
+        await it.answered(it.replies[0])
+
+
+@run
+async def test_a_message_that_is_checked_returns_to_a_chat_that_is_closed_meanwhile(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_AT_ONCE", 0.01)
+    answers = asyncio.Event()
+
+    class Late(FakeBackend):
+        async def count(self, prompt: Any) -> int:
+            await answers.wait()
+            return 7
+
+    async with bench((100, 40), backend=Late([snapshot()])) as it:
+        await it.until(lambda: it.app.lifecycle.alive and it.main.engine.latest)
+        await it.answered(await it.say("one"))
+        first = it.app.chats.active
+        it.main.prompt.put("word " * 200)
+        await it.pilot.press("enter")
+        await it.until(lambda: any("Checking" in notice for notice in it.notices()))
+        await it.pilot.press("alt+w")
+        await it.until(lambda: first not in it.app.chats)
+        answers.set()
+        await it.until(lambda: it.app.chats.services.store.chat(first.chat.id).draft.startswith("word"))
+        assert len(it.replies) == 1

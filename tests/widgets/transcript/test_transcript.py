@@ -124,7 +124,8 @@ async def test_the_tail_is_dim_and_replaced_until_it_becomes_text() -> None:
 @scene
 async def test_short_reasoning_took_less_than_a_second() -> None:
     async with reading((60, 20)) as reader:
-        reader.transcript.show([streaming()], "a")
+        reader.transcript.show([], "a")
+        reader.transcript.append(streaming())
         reader.transcript.extend("", "hm", reasoning=True)
         await reader.settled()
         reader.app.now += 0.4
@@ -135,9 +136,23 @@ async def test_short_reasoning_took_less_than_a_second() -> None:
 
 
 @scene
-async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
+async def test_how_long_a_reply_thought_that_an_earlier_screen_began_is_not_known() -> None:
     async with reading((60, 20)) as reader:
         reader.transcript.show([streaming()], "a")
+        reader.transcript.extend("", "hm", reasoning=True)
+        await reader.settled()
+        reader.app.now += 4
+        reader.transcript.extend("Four.")
+        reader.transcript.settle(reply("Four.", reasoning="hm"))
+        await reader.settled()
+        assert "thought 1 word  Enter" in reader.lines()[1]
+
+
+@scene
+async def test_reasoning_is_shown_while_it_streams_and_then_folded() -> None:
+    async with reading((60, 20)) as reader:
+        reader.transcript.show([], "a")
+        reader.transcript.append(streaming())
         reader.transcript.extend("", "let me think", reasoning=True)
         await reader.settled()
         assert reader.lines()[:2] == ["▌ assistant a  12:01  thinking", "let me think"]
