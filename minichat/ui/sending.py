@@ -139,6 +139,8 @@ def stop(context: Context, conversation: Conversation) -> bool:
     elif conversation.versions.complete:
         way = f". To see the stopped one: {_way_to_another(context)}"
         context.app.notify(f"Kept the earlier reply{way if conversation.messages[-1].text else ''}")
+    elif run and run.reply is None and ready.is_set():  # as long as its grammar is compiled
+        _warn_until_end(context, "The reply stops when the engine has taken its request", [conversation])
     return True
 
 

@@ -1,5 +1,6 @@
 """What the screen says about ending replies: which keys do it, and what becomes of them."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from engine.api.commands import Abort
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message
-from minichat.clients.fake import FakeBackend
+from minichat.clients.fake import FakeBackend, FakeReply
 from tests.app.chats.test_beside_another_screen import living
 from tests.app.conftest import run, snapshot
 from tests.attach.test_screen import lost
@@ -105,3 +106,28 @@ async def test_a_reply_of_another_screen_is_no_missing_one(
         await it.pilot.press("ctrl+p", *command, "enter")
         notice = "A is replying on another screen. Wait for the end of the reply"
         await it.until(lambda: it.notices() == [notice])
+
+
+class Slow(FakeBackend):
+    """Takes a request when `takes` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([snapshot()])
+        self.takes = asyncio.Event()
+
+    async def submit(self, *given: Any, **more: Any) -> FakeReply:
+        await self.takes.wait()
+        return await super().submit(*given, **more)
+
+
+@run
+async def test_a_reply_that_the_engine_has_not_taken_yet_stops_later(bench: Callable[..., Any]) -> None:
+    backend, said = Slow(), "The reply stops when the engine has taken its request"
+    async with bench(backend=backend, shows_notices=True) as it:
+        await it.pilot.press(*"hello", "enter")
+        await it.until(lambda: it.app.chats.active.streaming)
+        await it.pilot.press("escape")
+        await it.until(lambda: it.notices() == [said])
+        backend.takes.set()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.until(lambda: not it.app._notifications)
