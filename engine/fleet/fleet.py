@@ -392,6 +392,7 @@ class Fleet(EngineClient):
         dead = isinstance(event, Died)
         if dead:
             self._dead.add(replica)
+            log.error("replica %d: %s; it is not started again by itself", replica, error)
         self._changed(replica, "dead" if dead else "restarting", error)
         if len(self._dead) == len(self._replicas):
             self._bus.emit(Died(event.step, event.at, f"all replicas have ended; the last: {error}"))
