@@ -264,7 +264,7 @@ class TestErrors:
         [
             ({"suffix": "end"}, "suffix is not supported"),
             ({"images": ["aGk="]}, "images is not supported: this engine reads only text"),
-            ({"template": "{{ .Prompt }}"}, "template is not supported"),
+            ({"template": "{{ .Prompt }}"}, "send raw and a prompt to /api/generate"),
             ({"context": [1, 2]}, "context is not supported"),
             ({"top_logprobs": 21}, "top_logprobs"),
             ({"options": {"temperature": -1}}, "options.temperature: "),
