@@ -266,6 +266,7 @@ class TestErrors:
             ({"images": ["aGk="]}, "images is not supported: this engine reads only text"),
             ({"template": "{{ .Prompt }}"}, "send raw and a prompt to /api/generate"),
             ({"context": [1, 2]}, "context is not supported"),
+            ({"raw": True, "system": "s"}, "system: raw continues the prompt alone"),
             ({"top_logprobs": 21}, "top_logprobs"),
             ({"options": {"temperature": -1}}, "options.temperature: "),
             ({"options": {"num_predict": "many"}}, "options.num_predict: "),
