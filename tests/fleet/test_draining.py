@@ -69,11 +69,11 @@ def test_it_stops_until_it_is_started(running: Running) -> None:
     with pytest.raises(EngineDead, match=r"was stopped$"):
         fleet.submit([1, 2, 3], SHORT).result()
     running.may_start.clear()
-    fleet.send(StartReplica(0)).result()
+    fleet.send(StartReplica(1)).result()
     with pytest.raises(EngineDead, match=r"was stopped; it is being restarted$"):
         fleet.submit([1, 2, 3], SHORT).result()
     running.may_start.set()
-    assert becomes(lambda: running.states() == ["ready", "stopped"])
+    assert becomes(lambda: running.states() == ["stopped", "ready"])
     assert becomes(lambda: fleet.submit([1, 2, 3], SHORT).result().tokens)
 
 
