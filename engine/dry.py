@@ -187,7 +187,7 @@ class DryRunner:
         return False
 
     def apply(self, change: RunnerChange) -> None:
-        raise BadInput(f"a dry run has no model, so it cannot apply {change}")
+        raise BadInput("a dry run has no model and no KV cache to change")
 
     def read_adapter(self, folder: Path) -> ReadAdapter:
         raise BadInput("a dry run has no model to add an adapter to")

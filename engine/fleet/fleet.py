@@ -127,9 +127,10 @@ class Fleet(EngineClient):
         return self._replicas.get(id // NUMBERS) or next(iter(self._replicas.values()))
 
     def _serving(self) -> list[int]:
-        """The replicas that can run commands; if there are none, all, since each says why."""
+        """The replicas that can run commands; if none can, all (each says why), starting ones first."""
         with self._events:
-            return [each for each in self._replicas if each not in self._lost] or [*self._replicas]
+            able = [each for each in self._replicas if each not in self._lost]
+            return able or sorted(self._replicas, key=(self._dead | self._stopped).__contains__)
 
     def _submit(self, command: Submit, sink: Sink) -> Future[Any]:
         ended = set[int]()  # replicas that cannot run it, though their end has not been reported yet
@@ -392,6 +393,7 @@ class Fleet(EngineClient):
         dead = isinstance(event, Died)
         if dead:
             self._dead.add(replica)
+            log.error("replica %d: %s; it is not started again by itself", replica, error)
         self._changed(replica, "dead" if dead else "restarting", error)
         if len(self._dead) == len(self._replicas):
             self._bus.emit(Died(event.step, event.at, f"all replicas have ended; the last: {error}"))

@@ -181,6 +181,7 @@ class RestartingEngine(EngineClient):
                 return
             self._stopped, self._deaths, self._halt = False, 0, threading.Event()
             event, halt = Died(self._last.step, time.monotonic(), self._why), self._halt
+            self._why = f"{self._why}; it is being restarted"
         threading.Thread(
             target=self._revive, args=(event, 0.0, halt), name="engine-start", daemon=True
         ).start()

@@ -121,6 +121,8 @@ def sentence(error: Any) -> str:
 
 
 def _plain(limit: object) -> object:
+    if limit in ("True", "False"):
+        return str(limit).lower()
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 

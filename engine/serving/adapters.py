@@ -73,7 +73,9 @@ class AdapterRegistry:
             raise BadInput(f"{name!r} is the model's name; choose another one", field="name")
 
     def drop(self, name: str, runner: Runner) -> None:
-        number = self.named(name).number
+        if name not in self._loaded:
+            raise UnknownAdapter(f"no adapter {name[:80]!r} is loaded", field="name", value=name)
+        number = self._loaded[name][0].number
         if users := sum(each.adapter.number == number for each in self._scheduler.requests.values()):
             others = (
                 "a request; wait for it, or end it"

@@ -138,6 +138,9 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(
             f"--metrics-prefix takes letters, digits and _, digits not first; got {options.metrics_prefix!r}"
         )
+    for adapter in options.adapter:
+        if (name := adapter.partition("=")[0]) in served_names(options):
+            raise BadInput(f"--adapter {adapter}: {name!r} is the model's name; choose another one")
     if options.rate is not None and not options.dry_run:
         raise BadInput("--rate requires --dry-run")
     if options.rate is not None and not 0 < options.rate <= 1e6:

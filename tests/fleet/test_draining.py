@@ -66,10 +66,14 @@ def test_it_stops_until_it_is_started(running: Running) -> None:
     fleet.send(DrainReplica(1, stop=True)).result()
     assert becomes(lambda: running.states() == ["stopped", "stopped"])
     assert fleet.snapshot().state == "stopped"
-    with pytest.raises(EngineDead, match="was stopped"):
+    with pytest.raises(EngineDead, match=r"was stopped$"):
         fleet.submit([1, 2, 3], SHORT).result()
-    fleet.send(StartReplica(0)).result()
-    assert becomes(lambda: running.states() == ["ready", "stopped"])
+    running.may_start.clear()
+    fleet.send(StartReplica(1)).result()
+    with pytest.raises(EngineDead, match=r"was stopped; it is being restarted$"):
+        fleet.submit([1, 2, 3], SHORT).result()
+    running.may_start.set()
+    assert becomes(lambda: running.states() == ["stopped", "ready"])
     assert becomes(lambda: fleet.submit([1, 2, 3], SHORT).result().tokens)
 
 

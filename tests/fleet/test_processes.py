@@ -68,9 +68,11 @@ def test_a_killed_replica_ends_its_own_streams_and_returns(running: Running) -> 
 
 
 @pytest.mark.parametrize("running", [0], indirect=True)
-def test_the_fleet_is_dead_when_all_replicas_are(running: Running) -> None:
+def test_the_fleet_is_dead_when_all_replicas_are(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     os.kill(running.pids[0], signal.SIGKILL)
     assert becomes(lambda: running.states() == ["dead", "ready"])
+    [line] = [each for each in caplog.messages if each.startswith("replica 0")]
+    assert line.endswith("; it is not started again by itself")
     assert running.fleet.submit([1, 2, 3], SHORT).result().tokens
     assert not running.of(Died)
     os.kill(running.pids[1], signal.SIGKILL)

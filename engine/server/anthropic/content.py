@@ -1,6 +1,5 @@
 """A reply as Anthropic's message: content blocks, whole or as events of a stream."""
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +20,9 @@ _REASONS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.ABORTED
 _DELTAS = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
 
 
-def message_head(model: str) -> dict[str, Any]:
+def message_head(model: str, id: str) -> dict[str, Any]:
     """Return the fields of a message before its content."""
-    return {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+    return {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
 
 
 def whole_content(part: MessagePart) -> list[dict[str, Any]]:
@@ -53,8 +52,8 @@ def usage_record(usage: Usage) -> dict[str, int]:
 class EventWriter:
     """Writes the events of a streamed reply. A block is open from its first text to the next block."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, id: str) -> None:
+        self._model, self._id = model, id
         self._index = -1
         self._open = ""  # the kind of the open block
         self._called = False
@@ -63,7 +62,7 @@ class EventWriter:
     def start(self, usage: Usage) -> bytes:
         self.begun = True
         nothing = {"content": [], **ending(None, "", False), "usage": usage_record(usage)}
-        return _event("message_start", message=message_head(self._model) | nothing)
+        return _event("message_start", message=message_head(self._model, self._id) | nothing)
 
     def push(self, part: MessagePart) -> bytes:
         """Return the events for what some deltas add."""

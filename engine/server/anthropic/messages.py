@@ -24,6 +24,7 @@ from engine.server.generation import Generation
 from engine.server.http.bodies import off_loop, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, renamed
+from engine.server.http.request_ids import ID
 from engine.server.http.sse import event
 from engine.server.message_writer import MessageWriter
 from engine.server.reply_grammar import ToolCallRules, reply_grammar
@@ -67,11 +68,11 @@ async def _answer(request: Request, body: MessagesRequest, state: ServerState, m
     message, grammar = await off_loop(request, lambda: _reply(body, calls, state, opened))
     params, adapter = body.sampling(grammar=grammar), state.adapter_of(body.model)
     run = state.run(key_of(request), [prompt], params, urgency=body.urgency, adapter=adapter, calls=calls)
-    begun = run.begin()
+    begun, id = run.begin(), request.scope[ID]
     if body.stream:
-        writer, pulse = EventWriter(model), state.config.pulse
+        writer, pulse = EventWriter(model, id), state.config.pulse
         return await streamed(request, begun, lambda run: _events(run, message, writer, body, pulse))
-    return await gathered(request, begun, lambda run: _whole(run, message, model))
+    return await gathered(request, begun, lambda run: _whole(run, message, message_head(model, id)))
 
 
 def _reply(
@@ -108,7 +109,7 @@ async def _events(
         yield event(error_record(error), "error")
 
 
-async def _whole(run: Generation, message: MessageWriter, model: str) -> dict[str, Any]:
+async def _whole(run: Generation, message: MessageWriter, head: dict[str, Any]) -> dict[str, Any]:
     stop = ""
     async for batch in run:
         for _, deltas in batch:
@@ -117,4 +118,4 @@ async def _whole(run: Generation, message: MessageWriter, model: str) -> dict[st
         raise_failed(batch)
     whole = message.whole
     end = ending(whole.finish, stop, bool(whole.calls))
-    return {**message_head(model), "content": whole_content(whole), **end, "usage": usage_record(run.usage)}
+    return {**head, "content": whole_content(whole), **end, "usage": usage_record(run.usage)}

@@ -24,11 +24,12 @@ class ConcurrencyLimiter:
         """Reserve places. `name`: the request parameter that set the number of choices."""
         if choices > min(self.most, self.most_of_a_key):  # waiting would not help
             most = min(self.most, self.most_of_a_key)
-            raise BadParams(name, f"asks for {choices} choices at once, and a key may have at most {most}")
+            whose = "a key" if key else "a server without keys"
+            raise BadParams(name, f"asks for {choices} choices at once, and {whose} may have at most {most}")
         if self._held[key] + choices > self.most_of_a_key:
             full = QueueFull(
-                f"this key has {self._held[key]} choices in flight, and may have {self.most_of_a_key}; "
-                "retry when some have finished"
+                f"this {'key' if key else 'server, without keys,'} has {self._held[key]} choices in flight, "
+                f"and may have {self.most_of_a_key}; retry when some have finished"
             )
             raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=_RETRY_AFTER, cause=full)
         if self._held.total() + choices > self.most:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from engine.api import commands
 from engine.api.codec import field_types
 from engine.api.commands import Command, Sender, command_of, encode_result, known_command, result_of
+from engine.api.errors import BadInput
 from engine.api.wire import VERSION
 from engine.server.http.bodies import off_loop, read_json
 from engine.server.http.connection import state_of
@@ -56,6 +57,9 @@ async def command(request: Request, verb: str) -> JSONResponse:
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:
     command = await off_loop(request, lambda: command_of(kind.verb, fields, Sender.KEY))
     state = state_of(request)
+    if isinstance(command, commands.LoadAdapter) and command.name in state.config.names:
+        # Requests with that name are for the model.
+        raise BadInput(f"{command.name!r} is the model's name; choose another one", field="name")
     result = await state.engine.send(command)
     if isinstance(command, commands.Update):
         state.replies.updated(command.id, command.changes)

@@ -100,6 +100,8 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _prompt(state: ServerState, body: OllamaGenerateRequest, text: str) -> Prompt:
     if body.raw:
+        if body.system:
+            raise ApiError(400, "system: raw continues the prompt alone, without a template", param="system")
         return text
     if not state.host.has_template:
         if body.system:

@@ -15,7 +15,7 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.leaving import unless_gone
 from engine.server.http.sse import encoded
-from engine.server.ollama.errors import OllamaRoute
+from engine.server.ollama.errors import EmbedRoute, OllamaRoute
 from engine.server.ollama.models import adapter_named
 from engine.server.ollama.replies import nanoseconds
 from engine.server.ollama.schema import OllamaBody, OllamaOptions
@@ -48,12 +48,6 @@ class OllamaEmbeddingsRequest(_EmbeddingBody):
     prompt: str
 
 
-@router.post(
-    "/api/embed",
-    openapi_extra=openapi_body(OllamaEmbedRequest),
-    response_class=Response,
-    responses=openapi_answers("application/json"),
-)
 async def embeddings(request: Request) -> Response:
     """Return a vector of length 1 for each input."""
     began = time.monotonic()
@@ -89,6 +83,17 @@ async def embeddings(request: Request) -> Response:
         return Response(status_code=GONE)
     # In a thread: a million numbers take a second.
     return Response(await state.engine.work(lambda: record(done)), media_type="application/json")
+
+
+router.add_api_route(
+    "/api/embed",
+    embeddings,
+    methods=["POST"],
+    route_class_override=EmbedRoute,
+    openapi_extra=openapi_body(OllamaEmbedRequest),
+    response_class=Response,
+    responses=openapi_answers("application/json"),
+)
 
 
 @router.post(

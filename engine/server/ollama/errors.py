@@ -1,13 +1,11 @@
 """Errors in Ollama's form, with the names of its fields."""
 
-from typing import Any
-
-from fastapi import Request
-from fastapi.responses import Response
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from engine.api.errors import BadInput
 from engine.server.http.errors import ApiError, ErrorForm, renamed
-from engine.server.http.routes import DirectRoute, Handler
+from engine.server.http.routes import RenamingRoute
 
 _NAMES = {  # the engine's name: Ollama's
     "grammar": "format",
@@ -31,16 +29,9 @@ def error_form(path: str) -> ErrorForm | None:
     return error_record if path.startswith("/api/") else None
 
 
-class OllamaRoute(DirectRoute):
-    """A route whose errors have Ollama's names of fields."""
+class OllamaRoute(RenamingRoute):
+    names = _NAMES
 
-    def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
 
-        async def handle_in_ollama_words(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except BadInput as error:
-                raise in_ollama_words(error) from None
-
-        return handle_in_ollama_words
+class EmbedRoute(RenamingRoute):
+    names: ClassVar[Mapping[str, str]] = {"prompt": "input"}

@@ -15,7 +15,7 @@ Stop = Annotated[str, Field(min_length=1)]
 _REFUSED = {
     "images": "this engine reads only text",
     "suffix": "this server only continues a text at its end",
-    "template": "a reply uses the model's own template; send raw and a prompt with its own format",
+    "template": "a reply uses the model's own; for another format send raw and a prompt to /api/generate",
     "context": "send the whole conversation to /api/chat",
 }
 _SAME = "temperature top_p min_p stop presence_penalty frequency_penalty".split()

@@ -144,7 +144,7 @@ class GenerationRequest(Sparse, Ordered, CutFields):
             return self.num_beams
         width = self.num_beams or self.n or 1
         if width == 1:
-            raise BadParams("use_beam_search", "needs a beam width above 1; set n or num_beams")
+            raise BadParams("use_beam_search", "needs a beam width above 1; set num_beams")
         return width
 
     def grammar(self) -> RequestedGrammar | None:

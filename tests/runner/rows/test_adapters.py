@@ -206,6 +206,9 @@ def test_adapters_are_loaded_and_dropped_while_requests_run(world: Adapters) -> 
     assert [(each.name, each.loaded) for each in seen] == [("a", True), ("a", False)]
     with pytest.raises(UnknownAdapter, match="no adapter 'a' is loaded; load it, or choose none"):
         submit(engine, "a")
+    for name in ("a", ""):
+        with pytest.raises(UnknownAdapter, match=f"no adapter '{name}' is loaded$"):
+            engine.drop_adapter(name)
 
 
 @pytest.mark.parametrize("depth", [*soak(0), 1])

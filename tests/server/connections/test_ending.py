@@ -320,6 +320,7 @@ class TestCommand:
             (["--tp", "2", "--meet", "a:1"], "--meet must be HOST:PORT:FILE"),
             (["--tp", "2", "--meet", f"a:1:{shared}"], "others may read the secret"),
             (["--metrics-prefix", "9x"], "letters, digits"),
+            (["--served-name", "sql", "--adapter", "sql=/sql"], "'sql' is the model's name; choose another"),
             (["--drain", "nan"], "from 0 to 3600"),
             (["--drain", "-1"], "from 0 to 3600"),
             (["--dry-run", "--rate", "-5"], "above 0"),

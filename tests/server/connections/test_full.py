@@ -8,6 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.api.errors import BadParams
+from engine.server.http.auth import NO_KEY
+from engine.server.http.errors import ApiError
+from engine.server.http.limits import ConcurrencyLimiter
 from tests.cases import one_row_of
 from tests.server.conftest import KEY, MODEL, Served, dry, half_read, serving, user
 from tests.waiting import becomes, tick
@@ -125,3 +129,12 @@ def test_a_free_place_is_used_at_once() -> None:
         assert client.post(f"/engine/requests/{running.id}/abort").is_success
         assert becomes(lambda: served.state.gate.in_flight == 2)
         assert client.post("/engine/replies", json={"prompt": "x"}).status_code == 201
+
+
+def test_a_server_without_keys_names_none() -> None:
+    gate = ConcurrencyLimiter(4, 2)
+    with pytest.raises(BadParams, match="3 choices at once, and a server without keys may have at most 2"):
+        gate.enter(NO_KEY, 3, "n")
+    gate.enter(NO_KEY, 2, "n")
+    with pytest.raises(ApiError, match=r"^this server, without keys, has 2 choices in flight"):
+        gate.enter(NO_KEY, 1, "prompt")

@@ -182,6 +182,8 @@ def test_more_choices_than_a_key_may_have_are_refused() -> None:
             error = answer.json()["error"]
             assert error["param"] == name
             assert error["message"] == f"{name}: asks for 3 choices at once, and a key may have at most 2"
+        embed = client.post("/api/embed", json={"model": MODEL, "input": ["x"] * 3}).json()["error"]
+        assert embed.startswith("input: asks for 3 choices")
         assert small.state.gate.in_flight == 0
 
 

@@ -264,8 +264,9 @@ class TestErrors:
         [
             ({"suffix": "end"}, "suffix is not supported"),
             ({"images": ["aGk="]}, "images is not supported: this engine reads only text"),
-            ({"template": "{{ .Prompt }}"}, "template is not supported"),
+            ({"template": "{{ .Prompt }}"}, "send raw and a prompt to /api/generate"),
             ({"context": [1, 2]}, "context is not supported"),
+            ({"raw": True, "system": "s"}, "system: raw continues the prompt alone"),
             ({"top_logprobs": 21}, "top_logprobs"),
             ({"options": {"temperature": -1}}, "options.temperature: "),
             ({"options": {"num_predict": "many"}}, "options.num_predict: "),

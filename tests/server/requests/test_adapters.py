@@ -89,8 +89,12 @@ def test_loading_and_dropping(served: Served, folders: dict[str, Path]) -> None:
         assert len({text(served, name) for name in (MODEL, "first", "org/second")}) == 3
         again = client.post(path, json={"name": "first", "path": str(folders["b"])})
         assert again.status_code == 400 and "already loaded" in again.text
+        for name in (MODEL, "other"):  # a request with it means the model
+            taken = client.post(path, json={"name": name, "path": str(folders["b"])})
+            assert taken.status_code == 400 and f"'{name}' is the model's name" in taken.text
         wrong = client.post(path, json={"name": "third", "path": str(folders["base"])})
         assert wrong.status_code == 400 and "holds no adapter_config.json" in wrong.text
         assert client.delete(f"{path}/org/second").status_code == 204
-        assert client.delete(f"{path}/org/second").status_code == 404
+        for name in ("org/second", ""):
+            assert client.delete(f"{path}/{name}").status_code == 404
         assert names(served) == [MODEL, "other", "first"]

@@ -157,7 +157,7 @@ class TestOverHttp:
                 "guided_regex",
                 "cannot be combined with speculate",
             ),
-            ({"use_beam_search": True}, "use_beam_search", "width above 1"),
+            ({"use_beam_search": True}, "use_beam_search", "width above 1; set num_beams"),
             ({"use_beam_search": False, "num_beams": 4}, "use_beam_search", "cannot be false"),
             ({"early_stopping": "sometimes"}, "early_stopping", ""),
             ({"length_penalty": 11}, "length_penalty", ""),

@@ -74,6 +74,12 @@ def test_values_are_shown_as_json(client: httpx.Client, route: str, message: Any
     assert error_of(client, route, {"prompt": [message]}).endswith(words)
 
 
+@pytest.mark.parametrize(("field", "only"), [("skip_special_tokens", True), ("add_special_tokens", False)])
+def test_a_field_with_one_value(client: httpx.Client, field: str, only: bool) -> None:
+    error = error_of(client, CHAT, {"messages": user("?"), field: not only})
+    assert error == f"{field}: must be {json.dumps(only)}, got {json.dumps(not only)}"
+
+
 @pytest.mark.parametrize("effort", ["utmost", 5, ["low"]])
 def test_an_effort_that_does_not_exist(client: httpx.Client, effort: object) -> None:
     body = {"input": "?", "reasoning": {"effort": effort}, "max_output_tokens": 1}

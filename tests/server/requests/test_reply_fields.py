@@ -11,7 +11,7 @@ import pytest
 
 from engine.api.events import Quantized, Recached, Restarted
 from engine.text.tokenizer import Tokenizer
-from tests.server.conftest import KEY, Served, dry, saying, serving, user
+from tests.server.conftest import KEY, MODEL, Served, dry, saying, serving, user
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WORDS = "one two three four"
@@ -148,8 +148,14 @@ def test_a_sane_request_id_comes_back(served: Served) -> None:
         for strange in ("", "a b", "x" * 129, '"'):
             found = client.post(TEXT, json={"prompt": "hi"}, headers={"x-request-id": strange})
             assert found.json()["id"] == f"cmpl-{found.headers['x-request-id']}"
-        streams = client.post(TEXT, json={"prompt": "hi", "stream": True})
-        assert f'"id":"cmpl-{streams.headers["x-request-id"]}"' in streams.text
+        for path, body, start in (
+            (TEXT, {"prompt": "hi"}, "cmpl-"),
+            ("/v1/responses", {"input": "hi"}, "resp_"),
+            ("/v1/messages", {"model": MODEL, "messages": user("hi"), "max_tokens": 3}, "msg_"),
+        ):
+            for stream in (False, True):
+                found = client.post(path, json=body | {"stream": stream})
+                assert f'"id":"{start}{found.headers["x-request-id"]}"' in found.text
         assert client.get("/health").headers["x-request-id"]
     refused = httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {KEY}x"})
     assert refused.status_code == 401 and refused.headers["x-request-id"]

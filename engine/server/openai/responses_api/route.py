@@ -1,6 +1,5 @@
 """POST /v1/responses."""
 
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -16,6 +15,7 @@ from engine.server.generation import Batch, Generation
 from engine.server.http.bodies import off_loop
 from engine.server.http.connection import key_of
 from engine.server.http.errors import ApiError
+from engine.server.http.request_ids import ID
 from engine.server.http.sse import event
 from engine.server.openai.chat import prepared
 from engine.server.openai.errors import ResponsesRoute
@@ -46,7 +46,8 @@ async def respond(request: Request) -> Response:
     def reply_to(run: Generation) -> _Reply:
         pieces, wanted = state.host.pieces, body.logprobs is not None
         logprobs = MessageLogprobs(pieces, shown_pieces(body, pieces)) if wanted else None
-        return _Reply(body, body.model or state.config.name, run, ResponseOutput(ready.writer(), logprobs))
+        output, id = ResponseOutput(ready.writer(), logprobs), body.request_id or request.scope[ID]
+        return _Reply(body, body.model or state.config.name, id, run, output)
 
     with refusing(place):
         begun = begin_run(state, key_of(request), body, [ready.conversation], ready.requested, more)
@@ -58,9 +59,11 @@ async def respond(request: Request) -> Response:
 class _Reply:
     """The response object, and the numbered events that report it."""
 
-    def __init__(self, body: ResponsesRequest, model: str, run: Generation, output: ResponseOutput) -> None:
+    def __init__(
+        self, body: ResponsesRequest, model: str, id: str, run: Generation, output: ResponseOutput
+    ) -> None:
         self._run, self._output, self._sent = run, output, 0
-        head = {"id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time())}
+        head = {"id": f"resp_{id}", "object": "response", "created_at": int(time.time())}
         self._head = {**head, "model": model, **_echo(body, run)}
 
     def take(self, batch: Batch) -> None:
