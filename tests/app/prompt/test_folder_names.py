@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets._toast import Toast
 
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from tests.app.conftest import run
@@ -57,3 +58,15 @@ async def test_a_file_that_was_made_meanwhile_is_no_longer_missing(bench: Callab
         Path("later.txt").write_text("here")
         it.app.on_app_focus()
         await it.until(lambda: "no such file" not in it.screen_text())
+
+
+@run
+async def test_that_a_file_is_missing_is_no_longer_said_of_a_corrected_name(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 30), shows_notices=True) as it:
+        it.main.prompt.put("see @./form.txt")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.screen.query(Toast) and it.main.prompt.text == "see @./form.txt")
+        await it.pilot.press(*["backspace"] * 4)
+        await it.until(lambda: not it.app.screen.query(Toast))
