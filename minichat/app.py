@@ -297,8 +297,7 @@ class MinichatApp(Notices, inherit_bindings=False):
         self._checked_at = self.start.clock()
         with self.reporting_errors():
             self.chats.catch_up()
-            if others := self.chats.open_others():
-                self.main.show_others(others)
+            self.main.catch_up(self.chats.open_others())
         self.follow_others()
         if (shown := self.main.engine.latest) is not None:
             self.poller.refresh(shown.tiers)  # another program may have stored or cleared blocks

@@ -56,6 +56,8 @@ class Links:
         """Update both sides, and repeat if something changed while the engine was answering."""
         while self._again:
             self._again = False
+            if self._blocks:  # a snapshot may have others at the same place
+                self._blocks = self._kvmap.pointed()
             if self._context.engine.latest is not None:
                 known = await self._learn() if self._blocks or self._spans else {}
                 self._light(self._context.engine.latest, known)

@@ -46,6 +46,8 @@ class ModelScreen(PickScreen[Model]):
         self._lifecycle.tell = self._show_progress
         if self._lifecycle.fetching:
             self._show_progress(f"downloading {self._lifecycle.fetching}")
+        if not self._lifecycle.ready.is_set():
+            begin(self, self._follow_load)
         for place, source in enumerate(self._sources):
             begin(self, partial(self._look, place, source))
 
@@ -137,8 +139,6 @@ class ModelScreen(PickScreen[Model]):
     def take(self, model: Model) -> None:
         if reason := model.trouble or self._lifecycle.busy:
             self.say(one_line(reason) + (_CANCEL if self._lifecycle.fetching else ""))
-            if not self._lifecycle.ready.is_set():
-                begin(self, self._say_how_it_ended)
         elif model.support is None:
             self._lifecycle.choose(model)  # the dialog stays open to show the progress
         elif self._runs(model):
@@ -149,11 +149,14 @@ class ModelScreen(PickScreen[Model]):
         else:
             self.dismiss(model)
 
-    async def _say_how_it_ended(self) -> None:
+    async def _follow_load(self) -> None:
         """The model that was loading is there, or cannot be loaded, which a notice behind the dialog says."""
         await self._lifecycle.ready.wait()
-        self._noted = ""
+        self._present = identity(self._lifecycle.model)
+        if not self._lifecycle.trouble:
+            self._noted = ""
         self.say(one_line(self._lifecycle.trouble))
+        self._fill()
 
     def action_cancel_fetching(self) -> None:
         self._lifecycle.cancel_fetching()

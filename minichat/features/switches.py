@@ -13,14 +13,12 @@ from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.switches import MEANING, NAMES, named
 
 
-def toggle(context: Context, name: str) -> None:
-    """Toggle a technique; the monitor shows the state the engine reports."""
+def turn(context: Context, name: str, *, on: bool) -> None:
+    """Turn a technique on or off; the monitor shows the state the engine reports."""
     shot, backend = context.engine.latest, context.program.backend
-    present = {each.name: each.on for each in shot.switches} if shot else {}
-    if name not in present:
+    if name not in [each.name for each in (shot.switches if shot else ())]:
         context.app.notify(f"The engine has no switch for {NAMES.get(name, name)}", severity="warning")
         return
-    on = not present[name]
 
     async def switch() -> None:
         await backend.send(SetSwitch(name, on))
@@ -33,9 +31,9 @@ def toggle(context: Context, name: str) -> None:
 def switches(context: Context) -> None:
     """List all techniques with their descriptions."""
 
-    def take(name: str | None) -> None:
-        if name is not None:
-            toggle(context, name)
+    def take(chosen: Switch | None) -> None:
+        if chosen is not None:  # as it was listed: another screen may have changed it since
+            turn(context, chosen.name, on=not chosen.on)
 
     shot = context.engine.latest
     choices = [_choice(each) for each in shot.switches] if shot else []
@@ -45,7 +43,7 @@ def switches(context: Context) -> None:
         context.app.notify("The engine is not loaded", severity="warning")
 
 
-def _choice(switch: Switch) -> Choice[str]:
+def _choice(switch: Switch) -> Choice[Switch]:
     return Choice(
         Content.assemble(
             (
@@ -55,7 +53,7 @@ def _choice(switch: Switch) -> Choice[str]:
             (f" {NAMES.get(switch.name, switch.name):16} ", "bold"),
             (MEANING.get(switch.name, ""), "$text-muted"),
         ),
-        switch.name,
+        switch,
     )
 
 
@@ -63,7 +61,7 @@ def _offers(context: Context) -> Iterator[Offer]:
     """A palette entry for each technique, so that it can be toggled by name."""
     for each in context.engine.latest.switches if context.engine.latest else ():
         title = f"Turn {NAMES.get(each.name, each.name)} {'off' if each.on else 'on'}"
-        yield title, "Engine", partial(toggle, context, each.name)
+        yield title, "Engine", partial(turn, context, each.name, on=not each.on)
 
 
 SWITCHES = Feature(

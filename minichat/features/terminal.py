@@ -31,11 +31,15 @@ class ThemeScreen(PickScreen[str]):
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if self.is_current and (choice := self.choice(event.option)) is not None:
-            self.app.theme = choice.value
+            self._show_theme(choice.value)
 
     def action_leave(self) -> None:
-        self.app.theme = self._before
+        self._show_theme(self._before)
         super().action_leave()
+
+    def _show_theme(self, name: str) -> None:
+        if name in self.app.available_themes:  # else its file has been removed since
+            self.app.theme = name
 
 
 def theme(context: Context) -> None:

@@ -369,9 +369,8 @@ class Conversation:
             self.services.spread(self, run.beside(message))
 
     def _written(self, run: RunningReply) -> Message:
-        if run.stale:
-            return run.message
-        return replace(run.message, text=run.parts.text, reasoning=run.parts.reasoning)
+        text, reasoning = run.parts.text, run.parts.reasoning
+        return run.message if run.stale else replace(run.message, text=text, reasoning=reasoning)
 
     def _save(self, message: Message) -> None:
         """Save the message. If the disk fails, report it and continue."""
@@ -395,6 +394,7 @@ class Conversation:
             self.view.add_message(message)
 
     def show_messages(self) -> None:
-        """Redraw the chat, if it is on the screen."""
+        """Redraw the chat, if it is on the screen. The likely tokens may be those of a reply that is gone."""
+        self.likely = None
         if self.view is not None:
             self.view.show_messages()

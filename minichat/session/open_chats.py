@@ -265,12 +265,15 @@ class OpenChats:
         chat = conversation.chat
         now = self.services.store.chat(chat.id, max(PAGE, len(chat.messages)))
         heading = (now.title, now.system, now.params, now.adapter)
-        if heading != (chat.title, chat.system, chat.params, chat.adapter):
-            chat.title, chat.system, chat.params, chat.adapter = heading
-            self.services.changed(conversation)
+        same = heading == (chat.title, chat.system, chat.params, chat.adapter)
+        chat.title, chat.system, chat.params, chat.adapter = heading
         before, chat.messages, chat.earlier = chat.messages, now.messages, now.earlier
-        if before != now.messages and conversation.view is not None:
-            _show_changes(conversation.view, before, now.messages)
+        if before != now.messages:
+            conversation.likely = None  # of a reply that is no longer the last one
+            if conversation.view is not None:
+                _show_changes(conversation.view, before, now.messages)
+        if not same or before != now.messages:
+            self.services.changed(conversation)
 
     def _take_away(self, conversation: Conversation) -> None:
         """Remove the chat; replace the last one with a new chat."""

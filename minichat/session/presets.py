@@ -24,21 +24,21 @@ class SavedPresets:
         self.names: frozenset[str] = frozenset()  # of the user's presets
         self._file, self._changed, self._notify, self._report_all = file, changed, notify, report_all
 
-    @property
-    def own(self) -> tuple[Preset, ...]:
-        """The user's presets."""
-        return tuple(Preset.of(*each) for each in load_presets(self._file).own.items())
-
     def read(self) -> None:
         presets = load_presets(self._file)
         self.all = tuple(Preset.of(*each) for each in presets.all.items())
         self.names = frozenset(presets.own)
         self._report_all(presets.problems)
 
+    def own(self) -> tuple[Preset, ...]:
+        """The user's presets. They are read again: another screen may have saved or deleted some."""
+        self.read()
+        self._changed()
+        return tuple(each for each in self.all if each.name in self.names)
+
     def save(self, name: str, params: SamplingParams) -> bool:
         """Return whether the preset was saved. The notice says if it replaces one."""
-        known = {each.name for each in self.all}
-        done = "Replaced" if name in known else "Saved"
+        done = "Replaced" if name in load_presets(self._file).all else "Saved"
         return self._change(partial(save_preset, self._file, name, params), f"{done} the preset {name}")
 
     def delete(self, name: str) -> None:

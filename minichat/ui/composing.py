@@ -69,6 +69,9 @@ class Composing:
 
     def note(self) -> None:
         """Schedule a check: the text has changed, or what it may take."""
+        if self._notice and self._context.workspace.prompt.message != self._warned:
+            self._context.app.end_notice(self._notice)  # it is about another text
+            self._notice = ""
         if (text := self._context.workspace.prompt.text).strip():
             if abs(len(text) - self._counted) > _TYPED and self.checked != Checked():
                 self._show(Checked())  # a text was pasted or removed
@@ -96,8 +99,6 @@ class Composing:
 
     async def may_send(self, text: str, to: Sequence[Conversation]) -> bool:
         """Return whether the text can be sent. If not, say why; missing files are reported once."""
-        if text != self._warned:
-            self._context.app.end_notice(self._notice)
         if self._context.lifecycle.refuses():
             return False
         if not self._may_fail(text, to):

@@ -58,17 +58,20 @@ def keys_of_replies(context: Context, conversation: Conversation) -> tuple[str, 
     return context.keys.name("prompt.send"), retries
 
 
-def recipient(context: Context, to: Sequence[Conversation]) -> str:
-    """Where the message goes, and how the reply will be sampled."""
+def recipient(context: Context, to: Sequence[Conversation]) -> tuple[str, bool]:
+    """Where the message goes, and how the reply will be sampled; and whether it does not simply go to the
+    active chat.
+    """
     active = context.chats.active
     if active.editing is not None:
-        return "edit and resend"
+        return "edit and resend", True
     if len(to) > 1:
-        return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
+        return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}", True
     chat, new = active.chat, active.services.defaults
     sampled = strategy(chat.params, chat.adapter, new=new)
     read = bool(chat.system) and (not context.lifecycle.alive or context.program.backend.has_template)
-    return "  ".join(filter(None, (chat.letter.upper(), sampled, "system prompt" if read else "")))
+    parts = (chat.letter.upper(), sampled, "system prompt" if read else "")
+    return "  ".join(filter(None, parts)), False
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked, *, completes: bool) -> str:

@@ -164,7 +164,7 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self._retries.look()
-        self.prompt.border_title = Content(labels.recipient(context, self.recipients))
+        self.prompt.tell(*labels.recipient(context, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved
@@ -200,10 +200,12 @@ class MainScreen(FrameScreen[None]):
         self.composing.note()  # its settings may leave less room for the message
         self.wake()
 
-    def show_others(self, opened: Sequence[Conversation]) -> None:
-        """Show chats that another screen has opened."""
-        self.drafts.know(opened)
-        self.lay_out()
+    def catch_up(self, opened: Sequence[Conversation]) -> None:
+        """Show chats that another screen has opened. Files that the message names may be there now."""
+        self.composing.note()
+        if opened:
+            self.drafts.know(opened)
+            self.lay_out()
 
     def took(self, conversation: Conversation, request: int, role: str = "") -> None:
         self.engine.took(conversation, request, role)

@@ -37,7 +37,6 @@ class FindBar(Horizontal):
         yield self.place
 
     def on_mount(self) -> None:
-        self.watch(self._pane.head, "figures", self._show_place)  # they change as a reply grows
         self.watch(self._pane.transcript, "steps", self._show_place)
 
     def open(self, text: str = "", message: int | None = None) -> None:

@@ -103,7 +103,11 @@ class JumpScreen(PickScreen[Target]):
         if len(lines) > _LISTED:
             self.say(f"These are the newest {_LISTED}. Type to find others")
         lines = sorted(lines[:_LISTED], key=lambda each: each.closed_at is not None)
-        return [self._choice(Target(each.id), each.letter, each.title, _note(each)) for each in lines]
+        letters = [self._letter(each.id) for each in lines]
+        return [
+            self._choice(Target(each.id), letter, each.title, _note(each))
+            for letter, each in zip(letters, lines, strict=True)
+        ]
 
     async def _go_on(self, pieces: Iterator[list[SearchHit]], hits: list[SearchHit]) -> None:
         """Search the rest of a long history between the keys."""

@@ -160,7 +160,7 @@ def save_preset(context: Context) -> None:
 
 def delete_preset(context: Context) -> None:
     """Ask which of the user's presets to delete. The one in use is listed first."""
-    own = context.presets.own
+    own = context.presets.own()
     if not own:
         context.app.notify("You have no presets. Built-in presets cannot be deleted", severity="warning")
         return

@@ -5,21 +5,25 @@ from inspect import isawaitable
 
 from textual.content import Content
 
+from minichat.chats.model import Message
 from minichat.features.feature import Context, MessageCommand
 from minichat.ui.dialogs.pick import Choice, PickScreen
 
 
 def message_menu(context: Context, message_id: int) -> None:
     active = context.chats.active
-    messages = active.messages  # with what a running reply has so far
-    message = next((each for each in messages if each.id == message_id), None)
-    if message is None:
+
+    def now() -> Message | None:
+        """The message, with what a running reply has so far."""
+        return next((each for each in active.messages if each.id == message_id), None)
+
+    if (message := now()) is None:
         return
 
     async def take(command: MessageCommand | None) -> None:
         if command is not None:
             with context.program.reporting_errors():
-                work: Awaitable[None] | None = command.run(context, message)
+                work: Awaitable[None] | None = command.run(context, now() or message)
                 if isawaitable(work):
                     await work
 
@@ -28,7 +32,7 @@ def message_menu(context: Context, message_id: int) -> None:
     fitting = [
         each for each in known if not ((each.when_idle and active.streaming) or (each.asks and refuses))
     ]
-    loss = " (removes later messages)" if message is not messages[-1] else ""
+    loss = " (removes later messages)" if message_id != active.newest else ""
     choices = [
         Choice(Content(f" {each.title}{loss if each.cuts else ''}"), each)
         for each in sorted(fitting, key=lambda each: each.cuts)

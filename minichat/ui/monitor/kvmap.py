@@ -285,6 +285,11 @@ class KVMap(Pane):
             self._point(event.x // self._grid.span, event.y - 1)
             self.draw()
 
+    def _tell_pointed(self) -> None:
+        """Other blocks are under the cursor."""
+        if self.has_focus:
+            self.post_message(self.Pointed(self.pointed()))
+
     def on_blur(self) -> None:
         self.post_message(self.Pointed(()))
         super().on_blur()
@@ -315,6 +320,7 @@ class KVMap(Pane):
         """Return how it shows the blocks now."""
         self.order = _next(self.order)
         self.redraw()
+        self._tell_pointed()
         return "by address" if self.order is Order.PHYSICAL else self.order
 
     def next_tint(self) -> str:
@@ -330,8 +336,7 @@ class KVMap(Pane):
             self.replica = numbers[after] if after < len(numbers) else None
             self._first = 0
             self.redraw()
-            if self.has_focus:
-                self.post_message(self.Pointed(self.pointed()))
+            self._tell_pointed()
         return len(numbers) > 1
 
     def toggle_letters(self) -> str:

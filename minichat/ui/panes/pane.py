@@ -56,7 +56,8 @@ class PaneHead(Widget):
 class ChatTranscript(Transcript):
     """Loads the older messages of its chat before it goes to the first one, and dates them after midnight."""
 
-    steps: reactive[int] = reactive(0, layout=False)  # from match to match, for who shows its number
+    # From match to match, and changes of the messages, for who shows a match's number.
+    steps: reactive[int] = reactive(0, layout=False)
 
     def __init__(
         self,
@@ -240,11 +241,13 @@ class ChatPane(Vertical):
                 "$text-muted",
             ),
         )
+        self.transcript.call(chat.letter.upper())
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:
-        """Update the figures of the running reply."""
+        """Update the figures of the running reply, and the number of a match: the messages have changed."""
         self.head.figures = self._figures()
+        self.transcript.steps += 1
 
     def _figures(self) -> str:
         if (run := self.conversation.run) is None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 from rich.segment import Segment
+from textual.content import Content
 from textual.events import Blur, Key
 from textual.message import Message
 from textual.strip import Strip
@@ -67,6 +68,11 @@ class Prompt(Editor):
         self._refused: tuple[int, int] | None = None  # position of the @ whose list the user has closed
         self._send_keys, self._newline_keys = send_keys, newline_keys
         self.cursor_blink = False  # blinking needs a timer, and sends bytes over SSH
+
+    def tell(self, recipient: str, unusual: bool) -> None:
+        """Show where the message goes. If that is `unusual`, also on a small screen."""
+        self.border_title = Content(recipient)
+        self.set_class(unusual, "-unusual")
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)

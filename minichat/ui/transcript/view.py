@@ -87,6 +87,14 @@ class View:
             self.changed(entry)
         return other_key or bool(changed)
 
+    def call(self, letter: str) -> bool:
+        """Give the chat another letter. Return whether it is one."""
+        if other := letter != self.letter:
+            self.letter = letter
+            for entry in self.entries:
+                entry.letter = letter
+        return other
+
     @property
     def streaming(self) -> bool:
         """Whether the last message is still streaming."""

@@ -89,6 +89,11 @@ class Transcript(ScrollView, can_focus=True):
         if self._view.name_keys(unfolds, retries):
             self._window.stay(self._window.top)
 
+    def call(self, letter: str) -> None:
+        """Give the chat another letter."""
+        if self._view.call(letter):
+            self.refresh()
+
     def prepend(self, messages: Sequence[Message]) -> None:
         """Insert older messages at the top; the view does not move."""
         before = self._view.total

@@ -56,6 +56,19 @@ async def test_tab_goes_to_the_messages_whose_keys_go_from_match_to_match(bench:
 
 
 @run
+async def test_matches_are_counted_in_the_version_that_is_shown(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "needle needle needle")
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[-1], "needle")
+        await it.pilot.press("ctrl+f", *"needle")
+        await it.until(lambda: find_bar(it).endswith("1 of 1"))
+        await it.command("reply.earlier")
+        await it.until(lambda: find_bar(it).endswith("3 matches"))
+
+
+@run
 @pytest.mark.parametrize("opener", ["f3", *soak("f2", "f4")])
 async def test_it_replaces_what_covers_the_chat(bench: Callable[..., Any], opener: str) -> None:
     """On a small screen a drawer would otherwise cover the chat that is searched."""

@@ -142,3 +142,18 @@ async def test_a_listed_chat_that_another_screen_deletes_is_no_failure(
         await it.pilot.press(key)
         await it.until(lambda: it.notices() == ["The chat was deleted, possibly in another window"])
         assert len(it.app.screen_stack) == (1 if key == "enter" else 2)
+
+
+@run
+async def test_the_letter_of_a_closed_chat_is_only_that_of_the_one_that_has_it_now(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("first"))
+        await it.pilot.press("ctrl+n")
+        await it.answered(await it.say("second"))
+        await it.pilot.press("alt+w", "ctrl+n")
+        await it.answered(await it.say("third"))
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "B   third" in it.screen_text())
+        assert "B   second" not in it.screen_text() and "second  closed" in it.screen_text()

@@ -134,6 +134,7 @@ async def test_a_chat_of_another_screen_takes_the_letter_of_a_deleted_one(
         await it.until(lambda: len(it.app.chats) == 4)
         assert [each.chat.letter for each in it.app.chats] == ["a", "d", "b", "c"]
         await it.until(lambda: it.main.prompt.border_title.startswith("D "))
+        await it.until(lambda: "assistant D" in it.screen_text() and "assistant B" not in it.screen_text())
 
 
 @run

@@ -28,3 +28,19 @@ async def test_the_heading_says_whose_likely_tokens_are_shown(bench: Callable[..
             reply.end()
             await it.until(lambda: heading() == "last token")
             assert "last token" in it.screen_text()
+
+
+@run
+async def test_those_of_another_version_of_the_reply_are_not_shown(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3")
+        it.main.prompt.focus()
+        await it.answered(await it.say("hello"), "former")
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 2)
+        it.replies[-1].say("one", 1, [DRAWN])
+        it.replies[-1].end()
+        await it.until(lambda: "last token" in it.screen_text())
+        await it.command("reply.earlier")
+        await it.until(lambda: "former" in it.screen_text())
+        assert not it.drawer.likely.rows and "last token" not in it.screen_text()

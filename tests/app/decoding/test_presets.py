@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.api.params import Grammar, SamplingParams
-from minichat.settings.presets import load_presets
+from minichat.settings.presets import delete_preset, load_presets, save_preset
 from tests.app.conftest import run
 from tests.app.decoding.test_decoding import row
 
@@ -64,6 +64,20 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Delete a preset permanently" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: load_presets(it.app.paths.presets).own == {})
+
+
+@run
+async def test_presets_that_another_screen_saved_or_deleted(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3", "ctrl+s", *"mine", "enter")
+        await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
+        delete_preset(it.app.paths.presets, "mine")
+        await it.pilot.press("delete")
+        await it.until(lambda: any("You have no presets" in each for each in it.notices()))
+        await it.until(lambda: "‹ mine ›" not in it.screen_text())
+        save_preset(it.app.paths.presets, "theirs", SamplingParams(temperature=0.1))
+        await it.pilot.press("ctrl+s", *"theirs", "enter")
+        await it.until(lambda: "Replaced the preset theirs" in it.notices())
 
 
 @run

@@ -66,6 +66,21 @@ async def test_pointing_highlights_the_text(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.main.prompt.has_focus and lit(it) == [])
 
 
+@run
+async def test_the_text_is_that_of_the_blocks_that_are_pointed_at_now(bench: Callable[..., Any]) -> None:
+    async with bench((130, 50), backend=backend((-1, 0, 0), (0, 0, 4), (0, 1, 4), (0, 2, 4))) as it:
+        await talk(it)
+        await it.pilot.press("alt+m", "right")
+        await it.until(lambda: lit(it) == ["hel"])
+        await it.pilot.press("o")  # the free block is no longer the first one
+        await it.until(lambda: lit(it) == ["lo", "go"])
+        assert "block 2: 1 used" in it.screen_text()
+        moved = blocks((-1, 0, 0), (-1, 0, 0), (0, 0, 4), (0, 1, 4), (0, 2, 4))
+        it.main.show_snapshot(replace(it.main.engine.latest, blocks=moved))
+        await it.until(lambda: "block 3: 1 used" in it.screen_text() and '"word108' in it.screen_text())
+        assert lit(it) == ["lo", "go"]
+
+
 def underlined(it: Any) -> list[str]:
     """The text that is underlined on the screen."""
     segments = (segment for strip in strips_of(it.app.screen) for segment in strip)

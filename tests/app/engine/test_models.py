@@ -212,20 +212,6 @@ async def test_if_neither_model_can_be_loaded_the_screen_says_what_to_do(bench: 
 
 
 @run
-@pytest.mark.parametrize("trouble", ["", "cannot load tiny: it is made of wood"])
-async def test_a_load_that_ended_is_no_longer_waited_for(bench: Callable[..., Any], trouble: str) -> None:
-    async with bench((120, 30)) as it:
-        await picker(it)
-        it.app.lifecycle.ready.clear()
-        await it.pilot.press("enter")
-        await it.until(lambda: "tiny is loading; wait until it is ready" in it.screen_text())
-        it.app.lifecycle.trouble = trouble
-        it.app.lifecycle.ready.set()
-        await it.until(lambda: "is loading" not in it.screen_text())
-        assert trouble in it.screen_text()
-
-
-@run
 async def test_an_unknown_name_is_reported(bench: Callable[..., Any]) -> None:
     async with bench((120, 30)) as it:
         await picker(it, "nothing")

@@ -57,7 +57,7 @@ async def test_before_the_engine_is_loaded(bench: Callable[..., Any]) -> None:
     async with bench(backend=waiting) as it:
         await it.pilot.press("alt+x")
         await it.until(lambda: any("not loaded" in notice for notice in it.notices()))
-        switches.toggle(it.app.context, "overlap")
+        switches.turn(it.app.context, "overlap", on=True)
         await it.until(lambda: any("no switch for overlap" in notice for notice in it.notices()))
         waiting.loaded.set()
 
@@ -69,7 +69,7 @@ async def test_the_graph_marks_when_a_feature_was_toggled(bench: Callable[..., A
         await it.until(lambda: panel.rates.snapshot)
         it.app.poller.stop()
         latest = panel.rates.snapshot
-        panel.add_event(Switched(1, 0.0, "overlap", True))
+        panel.add_event(Switched(1, 0.0, "overlap", on=True))
         right = edge(panel)
         panel.update_from(replace(latest, at=latest.at + 15), {})
         half = (right - decode_row(panel).index("▏")) / 2
@@ -105,6 +105,20 @@ async def test_a_switch_that_the_engine_does_not_take_is_not_announced(bench: Ca
     async with bench(backend=dead) as it:
         await it.until(lambda: it.main.engine.latest)
         dead.send = refuse
-        switches.toggle(it.app.context, "overlap")
+        switches.turn(it.app.context, "overlap", on=True)
         await it.until(lambda: any("It has died" in notice for notice in it.notices()))
         assert len(it.notices()) == 1
+
+
+@run
+@pytest.mark.parametrize("keys", [["ctrl+p", *"turn prefix"], ["alt+x"]])
+async def test_what_the_list_says_is_done_though_another_screen_did_it_meanwhile(
+    bench: Callable[..., Any], keys: list[str]
+) -> None:
+    async with bench((130, 50), backend=backend()) as it:
+        await it.until(lambda: it.main.engine.latest)
+        await it.pilot.press(*keys)
+        off = tuple(each._replace(on=False) for each in SWITCHES)
+        it.main.show_snapshot(replace(it.main.engine.latest, switches=off))
+        await it.pilot.press("enter")
+        await it.until(lambda: "Prefix cache off, from the next step" in it.notices())

@@ -1,4 +1,4 @@
-"""What the banner says of a model that loads."""
+"""What the banner and the list of models say of a model that loads, or has loaded."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.errors import ModelNotFound
 from engine.kernels.cpu.compiled import build
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import LinkLost
@@ -49,3 +50,47 @@ async def test_a_first_start_is_not_said_to_reconnect(bench: Callable[..., Any])
         await it.until(lambda: not it.app.lifecycle.ready.is_set())
         await it.pilot.press("f5")
         await it.until(lambda: it.notices()[1:] == ["Already reconnecting"])
+
+
+@run
+@pytest.mark.parametrize("trouble", ["", "cannot load tiny: it is made of wood"])
+async def test_a_load_that_ended_is_no_longer_waited_for(bench: Callable[..., Any], trouble: str) -> None:
+    async with bench((120, 30)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.app.lifecycle.ready.clear()
+        await it.pilot.press("alt+o")
+        await it.until(lambda: "built in" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: "tiny is loading; wait until it is ready" in it.screen_text())
+        it.app.lifecycle.trouble = trouble
+        it.app.lifecycle.ready.set()
+        await it.until(lambda: "is loading" not in it.screen_text())
+        assert trouble in it.screen_text()
+
+
+@run
+async def test_a_model_that_could_not_be_loaded_is_not_listed_as_running(bench: Callable[..., Any]) -> None:
+    def listed() -> str:
+        return next(line for line in it.screen_text().splitlines() if "11.0 MB  llama" in line)
+
+    async with bench((120, 30)) as it:
+        await it.until(lambda: it.app.lifecycle.alive)
+        it.backend.unloadable["pocket"] = ModelNotFound("it is made of wood")
+        it.backend.loaded.clear()
+        it.app.run_worker(it.app.lifecycle.switch("pocket"))
+        await it.until(lambda: it.backend.switched)
+        await it.pilot.press("alt+o")
+        await it.until(lambda: "built in" in listed())
+        it.backend.loaded.set()
+        await it.until(lambda: it.app.lifecycle.alive and it.app.lifecycle.model == "tiny")
+        await it.pilot.press(*"pock")
+        assert "running" not in listed()
+        await it.pilot.press("escape")
+        del it.backend.unloadable["pocket"]
+        it.backend.loaded.clear()
+        it.app.run_worker(it.app.lifecycle.switch("pocket"))
+        await it.until(lambda: len(it.backend.switched) == 3)
+        await it.pilot.press("alt+o")
+        await it.until(lambda: "built in" in listed())
+        it.backend.loaded.set()
+        await it.until(lambda: "running" in listed())

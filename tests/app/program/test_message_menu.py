@@ -49,3 +49,19 @@ async def test_what_a_running_reply_has_so_far_is_copied(bench: Callable[..., An
         await it.pilot.press("tab", "ctrl+up", *keys)
         await it.until(lambda: it.app.clipboard == "one two")
         await it.answered(reply)
+
+
+@run
+async def test_what_came_while_the_menu_was_open_is_copied_too(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("one two")
+        await it.until(lambda: "one two" in it.screen_text())
+        await it.pilot.press("tab", "ctrl+up", "m")
+        await it.until(lambda: "Copy to the clipboard" in it.screen_text())
+        reply.say(" three")
+        await it.until(lambda: it.app.chats.active.messages[-1].text == "one two three")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.clipboard)
+        assert it.app.clipboard == "one two three"
+        await it.answered(reply)

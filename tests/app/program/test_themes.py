@@ -217,3 +217,19 @@ async def test_where_no_shade_is_shown_the_selected_line_of_each_list_is_marked(
         assert "strategy" not in reversed_text()
         await it.pilot.press("escape", "f2", "alt+m", "2")
         await it.until(lambda: "decode" in reversed_text())
+
+
+@run
+async def test_a_listed_theme_whose_file_is_removed(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        await it.command("view.copy_theme")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.theme == "mine")
+        await it.command("view.theme")
+        await it.pilot.press("down")
+        await it.until(lambda: it.app.theme != "mine")
+        (it.app.paths.themes / "mine.toml").unlink()
+        it.app.on_app_focus()
+        await it.pilot.press("up", "escape")
+        await it.until(lambda: it.app.screen is it.main)
+        assert it.app.theme != "mine" and not it.failures

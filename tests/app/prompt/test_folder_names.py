@@ -1,10 +1,14 @@
-"""Mentions of files in folders that do not exist."""
+"""Mentions of files, or of files in folders, that do not exist."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.widgets._toast import Toast
 
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
+from tests.app.conftest import run
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +48,25 @@ def test_a_folder_below_an_absolute_path_is_offered(place: Path) -> None:
 @pytest.mark.parametrize("name", ["types/node", "w/gone", "from/main", "scr", "form/main"])
 def test_other_words_with_a_slash_stay_text(name: str) -> None:
     assert missing(f"import @{name}") == attach(f"import @{name}") == ()
+
+
+@run
+async def test_a_file_that_was_made_meanwhile_is_no_longer_missing(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("see @./later.txt now")
+        await it.until(lambda: "no such file: ./later.txt" in it.screen_text())
+        Path("later.txt").write_text("here")
+        it.app.on_app_focus()
+        await it.until(lambda: "no such file" not in it.screen_text())
+
+
+@run
+async def test_that_a_file_is_missing_is_no_longer_said_of_a_corrected_name(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((120, 30), shows_notices=True) as it:
+        it.main.prompt.put("see @./form.txt")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.screen.query(Toast) and it.main.prompt.text == "see @./form.txt")
+        await it.pilot.press(*["backspace"] * 4)
+        await it.until(lambda: not it.app.screen.query(Toast))

@@ -148,3 +148,15 @@ async def test_text_that_is_cut_or_copied_is_pasted_and_is_in_the_clipboard(
             it.main.prompt.put("")
             await it.pilot.press("ctrl+v", "ctrl+v")
             assert it.main.prompt.text == "some textsome text"
+
+
+@run
+async def test_a_short_terminal_says_that_a_message_goes_elsewhere(bench: Callable[..., Any]) -> None:
+    async with bench((200, 12)) as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("f2", "ctrl+n", "alt+a")
+        await it.until(lambda: "to all 2 panes: A B" in it.screen_text())
+        await it.pilot.press("alt+a")
+        await it.until(lambda: "to all" not in it.screen_text())
+        await it.pilot.press("alt+1", "alt+e")
+        await it.until(lambda: "edit and resend" in it.screen_text())
