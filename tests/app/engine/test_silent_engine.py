@@ -36,6 +36,18 @@ class Silent(FakeBackend):
         return await super().snapshot()
 
 
+class Uncounted(FakeBackend):
+    """Counts no tokens before `counts` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([snapshot()])
+        self.counts = asyncio.Event()
+
+    async def count(self, prompt: Any) -> int:
+        await self.counts.wait()
+        return 7
+
+
 @run
 @pytest.mark.parametrize("size", SIZES)
 async def test_figures_of_an_engine_that_does_not_answer_are_dated(
@@ -158,14 +170,8 @@ async def test_the_screen_does_not_stop_while_a_message_is_checked(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "_AT_ONCE", 0.01)
-    answers = asyncio.Event()
-
-    class Late(FakeBackend):
-        async def count(self, prompt: Any) -> int:
-            await answers.wait()
-            return 7
-
-    async with bench((100, 40), backend=Late([snapshot()]), shows_notices=True) as it:
+    backend = Uncounted()
+    async with bench((100, 40), backend=backend, shows_notices=True) as it:
         await it.until(lambda: it.app.lifecycle.alive and it.main.engine.latest)
         it.main.prompt.put("word " * 200)
         await it.pilot.press("enter")
@@ -173,7 +179,7 @@ async def test_the_screen_does_not_stop_while_a_message_is_checked(
         first = it.app.chats.active
         await it.pilot.press("ctrl+n", *"next")
         await it.until(lambda: it.main.prompt.text == "next" and it.app.chats.active is not first)
-        answers.set()
+        backend.counts.set()
         await it.until(lambda: it.replies and "Checking" not in it.screen_text())
         assert first.streaming and it.main.prompt.text == "next"
         await it.answered(it.replies[0])
@@ -184,14 +190,8 @@ async def test_a_message_that_is_checked_returns_to_a_chat_that_is_closed_meanwh
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "_AT_ONCE", 0.01)
-    answers = asyncio.Event()
-
-    class Late(FakeBackend):
-        async def count(self, prompt: Any) -> int:
-            await answers.wait()
-            return 7
-
-    async with bench((100, 40), backend=Late([snapshot()])) as it:
+    backend = Uncounted()
+    async with bench((100, 40), backend=backend) as it:
         await it.until(lambda: it.app.lifecycle.alive and it.main.engine.latest)
         await it.answered(await it.say("one"))
         first = it.app.chats.active
@@ -200,6 +200,6 @@ async def test_a_message_that_is_checked_returns_to_a_chat_that_is_closed_meanwh
         await it.until(lambda: any("Checking" in notice for notice in it.notices()))
         await it.pilot.press("alt+w")
         await it.until(lambda: first not in it.app.chats)
-        answers.set()
+        backend.counts.set()
         await it.until(lambda: it.app.chats.services.store.chat(first.chat.id).draft.startswith("word"))
         assert len(it.replies) == 1
