@@ -62,7 +62,8 @@ class KeyOrder:
             self._held = True
             self._turn += 1
             self._count(self.PARTS)
-            self._pass(list(path), partial(self.settle, self._turn))
+            # Once for the key, which bubbles up to the binding that acts, and once for what that posts.
+            self._pass([*path, *path], partial(self.settle, self._turn))
 
     def _count(self, left: int) -> None:
         """Let other events go on when the parts are over."""
@@ -72,8 +73,19 @@ class KeyOrder:
             self._release_soon(self._turn)
 
     def settle(self, turn: int = 0) -> None:
-        """Also wait for the app's queue: the key may have opened a screen, which then takes the focus."""
-        self._pass([self._app.screen, self._app], partial(self._release_soon, turn))
+        """Also wait for the app's queue: the key may have opened a screen, which then takes the focus.
+
+        It may also have closed one, whose answer opens the next.
+        """
+        screen = self._app.screen
+
+        def again() -> None:
+            if self._app.screen is screen:
+                self._release_soon(turn)
+            else:
+                self.settle(turn)
+
+        self._pass([screen, self._app], again)
 
     def _pass(self, path: list[MessagePump], then: Callable[[], None]) -> None:
         while path:

@@ -57,6 +57,18 @@ async def test_text_after_opening_a_dialog_goes_into_it(bench: Callable[..., Any
 
 
 @run
+async def test_text_after_a_command_of_the_palette_goes_into_its_dialog(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        for round in range(1, 4):
+            typed(it, "ctrl+p", "import", "enter", "/none.json", "enter")
+            await it.until(lambda round=round: len(it.notices()) == round)
+            assert it.notices()[-1].startswith("Cannot read /none.json")
+            await it.until(lambda: isinstance(it.app.focused, Input))
+            typed(it, "escape", "x")
+            await it.until(lambda round=round: it.main.prompt.text == "x" * round)
+
+
+@run
 async def test_pasted_text_waits_in_line_too(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         typed(it, "a", "ctrl+n")
