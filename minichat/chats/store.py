@@ -57,9 +57,13 @@ class Store:
         """Whether another screen has written since the last call. Costs microseconds."""
         return self._database.changed()
 
+    def save_again(self) -> None:
+        """If chats are in memory because their file could not be written, and now it can, save them."""
+        self._database.return_now()
+
     def loses(self) -> bool:
         """Whether messages would be lost if the program ended now. If there is room again, they are saved."""
-        self._database.return_now()
+        self.save_again()
         return self.unsaved and any(each.messages for each in self.listing())
 
     def lost(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from minichat.features.chats.replies import REPLIES
 from minichat.features.decoding.feature import DECODING
 from minichat.features.feature import Feature
 from minichat.features.help import HELP
-from minichat.features.leaving import INTERRUPT, LEAVING
+from minichat.features.leaving import INTERRUPT, LEAVING, SAVING
 from minichat.features.links import LINKS
 from minichat.features.models import MODELS
 from minichat.features.monitor import MONITOR
@@ -60,6 +60,7 @@ BUILT_IN: tuple[Feature, ...] = (
     MODELS,
     TOUR,
     LEAVING,
+    SAVING,
     LINKS,
 )
 GROUP = "minichat.features"

@@ -260,6 +260,7 @@ class OpenChats:
         """The program ends: save every reply and stop it unless the engine outlives the screen."""
         self.services.pacer.rush()
         await asyncio.gather(*(each.shut_down() for each in self._all))
+        self.services.store.save_again()  # without a terminal, the program may not get further
 
     def _reread(self, conversation: Conversation) -> None:
         chat = conversation.chat

@@ -8,6 +8,7 @@ import pytest
 
 from minichat.chats import returning
 from minichat.commands.screen import say_lost
+from minichat.features import leaving
 from minichat.features.leaving import RESTART
 from tests.app.conftest import Clock, run
 from tests.cases import SIZES
@@ -98,6 +99,32 @@ async def test_leaving_saves_the_chats_if_there_is_room_again(
         assert not it.app.store.unsaved
     async with bench() as it:
         assert it.texts()[-1] == ("assistant", "x" * 100_000, "done")
+
+
+@run
+async def test_chats_are_saved_soon_after_there_is_room_again(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "_SAVE_EVERY", 0.05)
+    async with bench() as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(returning, "_free", lambda folder: 0)
+            await fill(it)
+        await it.until(lambda: WORDS not in it.screen_text())
+        assert it.notices()[-1].startswith("The chats are saved in ") and not it.app.store.unsaved
+
+
+@run
+async def test_the_end_saves_before_it_closes_the_screen(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal, closing it may fail."""
+    async with bench() as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(returning, "_free", lambda folder: 0)
+            await fill(it)
+        await it.app.chats.shut_down()
+        assert not it.app.store.unsaved
 
 
 @run
