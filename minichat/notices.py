@@ -1,7 +1,8 @@
 """Notices: each is shown once, and can be ended when it is no longer true."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from textual.app import App
 from textual.notifications import SeverityLevel
@@ -10,6 +11,7 @@ from textual.widgets._toast import Toast
 from minichat.plural import plural
 
 _PROBLEMS = 4  # shown at once
+_LONG = 600.0  # seconds; the notice ends with what it is about
 _NO_NAMES = frozenset("a an another cannot chat it no nothing the there these this unknown".split())
 
 
@@ -68,6 +70,23 @@ class Notices(App[object]):
                 toast._expire()
         for each in [each for each in self._notifications if each.message == message]:  # shown by a dialog
             self._unnotify(each, refresh=False)
+
+    @contextmanager
+    def late_notice(self, words: Callable[[], str], after: float) -> Iterator[None]:
+        """Show what the work inside waits for, if it takes longer than `after` seconds, until it ends."""
+        shown: list[str] = []
+
+        def show() -> None:
+            shown.append(words())
+            self.notify(shown[0], timeout=_LONG)
+
+        late = self.set_timer(after, show)
+        try:
+            yield
+        finally:
+            late.stop()
+            for each in shown:
+                self.end_notice(each)
 
     def clear_notifications(self) -> None:
         self._noticed = "", 0.0

@@ -19,7 +19,6 @@ from minichat.ui.transcript.glyphs import one_line
 
 _LOAD = "="  # the choice that loads another one; not the name of any
 _LATE = 1.0  # seconds that loading one takes before a notice says so
-_LONG = 600.0  # seconds; the notice ends with the wait
 
 
 def use(context: Context, name: str, conversation: Conversation | None = None) -> None:
@@ -70,18 +69,15 @@ def load(context: Context) -> None:
 
     async def ask_engine(adapter: AdapterPlace, answer: str) -> None:
         before, waits = context.workspace.prompt.text, f"Waiting for the adapter {adapter.name} ..."
-        late = context.app.set_timer(_LATE, partial(context.app.notify, waits, timeout=_LONG))
         try:
-            await context.program.backend.send(LoadAdapter(adapter.name, adapter.path))
+            with context.app.late_notice(lambda: waits, _LATE):
+                await context.program.backend.send(LoadAdapter(adapter.name, adapter.path))
         except EngineError:
             undisturbed = len(context.app.screen_stack) == 1 and context.workspace.prompt.text == before
             if undisturbed and context.chats.active is conversation:
                 again = partial(ask, context.app, question, accept, answer, refused=True)
                 context.app.call_later(again)  # once the notice is there
             raise
-        finally:
-            late.stop()
-            context.app.end_notice(waits)
         if conversation not in context.chats:
             context.app.notify(f"The adapter {adapter.name} is loaded. The chat that asked for it is closed")
             return

@@ -20,7 +20,6 @@ from minichat.ui.panes.pane import ChatPane
 
 _AT_ONCE = 4  # positions to query at once
 _LATE = 1.0  # seconds that opening takes before a notice says what it waits for
-_LONG = 600.0  # seconds; the notice ends with the wait
 
 
 class Picking:
@@ -115,24 +114,13 @@ class Picking:
         workspace.prompt.focus()
 
     async def _open(self, message_id: int) -> None:
-        context, said = self._context, list[str]()
-
-        def say() -> None:
-            why, when = context.engine.gap
-            waits = context.engine.unlinked or context.engine.silent
-            said.append(f"{why}. The tokens are read when {when}" if waits else "Reading the tokens ...")
-            context.app.notify(said[0], severity="warning" if waits else "information", timeout=_LONG)
-
-        late = context.app.set_timer(_LATE, say)
+        context = self._context
         try:
-            walk = await start_walk(context.chats.active, message_id)
+            with context.app.late_notice(self._wait, _LATE):
+                walk = await start_walk(context.chats.active, message_id)
         except (TokensUnknown, EngineError) as error:
             context.app.notify(capitalized(str(error)), severity="warning")
             return
-        finally:
-            late.stop()
-            for each in said:
-                context.app.end_notice(each)
         walk.at = _start(walk)
         self._walk = walk
         context.panels.show_chat()
@@ -140,6 +128,12 @@ class Picking:
         _show_picker(self._picker, ASCII if context.program.start.ascii else UNICODE)
         self._picker.focus()
         await self._show(walk)
+
+    def _wait(self) -> str:
+        """What opening waits for."""
+        why, when = (engine := self._context.engine).gap
+        waits = engine.unlinked or engine.silent
+        return f"{why}. The tokens are read when {when}" if waits else "Reading the tokens ..."
 
     @property
     def _picker(self) -> TokenPicker:

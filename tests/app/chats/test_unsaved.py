@@ -29,6 +29,13 @@ async def fill(it: Any) -> None:
     await it.until(lambda: WORDS in it.screen_text())
 
 
+async def fill_and_clear(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill up the disk, then make room again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(returning, "_free", lambda folder: 0)
+        await fill(it)
+
+
 @run
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_disk_that_fills_up_during_a_reply(bench: Callable[..., Any], size: tuple[int, int]) -> None:
@@ -91,9 +98,7 @@ async def test_leaving_saves_the_chats_if_there_is_room_again(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        with monkeypatch.context() as patch:
-            patch.setattr(returning, "_free", lambda folder: 0)
-            await fill(it)
+        await fill_and_clear(it, monkeypatch)
         await it.pilot.press("ctrl+q")
         await it.until(lambda: it.app.return_code == 0)
         assert not it.app.store.unsaved
@@ -107,9 +112,7 @@ async def test_chats_are_saved_soon_after_there_is_room_again(
 ) -> None:
     monkeypatch.setattr(leaving, "_SAVE_EVERY", 0.05)
     async with bench() as it:
-        with monkeypatch.context() as patch:
-            patch.setattr(returning, "_free", lambda folder: 0)
-            await fill(it)
+        await fill_and_clear(it, monkeypatch)
         await it.until(lambda: WORDS not in it.screen_text())
         assert it.notices()[-1].startswith("The chats are saved in ") and not it.app.store.unsaved
 
@@ -120,9 +123,7 @@ async def test_the_end_saves_before_it_closes_the_screen(
 ) -> None:
     """Without a terminal, closing it may fail."""
     async with bench() as it:
-        with monkeypatch.context() as patch:
-            patch.setattr(returning, "_free", lambda folder: 0)
-            await fill(it)
+        await fill_and_clear(it, monkeypatch)
         await it.app.chats.shut_down()
         assert not it.app.store.unsaved
 
