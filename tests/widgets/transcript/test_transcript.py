@@ -55,6 +55,7 @@ async def test_scrolling_up_moves_the_text_by_the_requested_lines() -> None:
         before = reader.lines()
         for _ in range(40):
             await reader.press("up")
+            await reader.settled()  # on a slow machine a long text is measured in several slices
             after = reader.lines()
             assert after[1:] == before[:-1]
             before = after
@@ -70,7 +71,7 @@ async def test_a_page_up_and_a_page_down_return_to_the_same_line() -> None:
         before = reader.lines()
         for key in ("pageup", "pageup", "pagedown", "pagedown"):
             await reader.press(key)
-            await reader.settled()  # on a slow machine a long text is measured in several slices
+            await reader.settled()
         assert reader.lines() == before
 
 
