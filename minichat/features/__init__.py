@@ -21,7 +21,7 @@ from minichat.features.chats.replies import REPLIES
 from minichat.features.decoding.feature import DECODING
 from minichat.features.feature import Feature
 from minichat.features.help import HELP
-from minichat.features.leaving import INTERRUPT, LEAVING, SAVING
+from minichat.features.leaving import INTERRUPT, LEAVING
 from minichat.features.links import LINKS
 from minichat.features.models import MODELS
 from minichat.features.monitor import MONITOR
@@ -29,6 +29,7 @@ from minichat.features.palette import PALETTE
 from minichat.features.picking.feature import PICKING
 from minichat.features.quantization.feature import QUANTIZATION
 from minichat.features.replicas import REPLICAS
+from minichat.features.saving import SAVING
 from minichat.features.switches import SWITCHES
 from minichat.features.terminal import TERMINAL
 from minichat.features.tour.feature import TOUR

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 
-from textual.timer import Timer
 from textual.widgets import Input, TextArea
 
 from minichat.features.feature import Context, Feature, ScreenCommand
-from minichat.session.conversation import Conversation
 from minichat.ui import sending
 
 RESTART = 64  # the exit code that requests a restart
 _TWICE = 1.0  # seconds within which a second Ctrl+C quits
 _SURE_WITHIN = 4.0  # seconds; the notice is shown as long
-_SAVE_EVERY = 10.0  # seconds between two attempts to save what could not be saved
 
 
 Loss = tuple[str, str]  # a problem, and what the key does in spite of it: {does} is to quit or to restart
@@ -59,29 +56,6 @@ class Leaver:
             return None
         work = chats.running or (self._context.lifecycle.converting if code == RESTART else "")
         return (work, "stop and {does}") if work else None
-
-
-class Saving:
-    """Tries again to save chats that could not be saved, as on a full disk, until that works."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._timer: Timer | None = None
-        context.signals.changed.connect(self._look)
-
-    def _look(self, _: Conversation) -> None:
-        unsaved = self._context.chats.services.store.unsaved
-        if unsaved and self._timer is None:
-            self._timer = self._context.app.set_interval(_SAVE_EVERY, self._try)
-        elif not unsaved and self._timer is not None:
-            self._timer.stop()
-            self._timer = None
-
-    def _try(self) -> None:
-        chats = self._context.chats
-        chats.services.store.save_again()
-        if not chats.services.store.unsaved:
-            chats.services.changed(chats.active)
 
 
 class Interrupts:
@@ -140,7 +114,6 @@ INTERRUPT = Feature(
     ),
     part=Interrupts,
 )
-SAVING = Feature(name="saving", title="Saving", part=Saving)
 LEAVING = Feature(
     name="leaving",
     title="Quit",

@@ -80,7 +80,7 @@ class KeyOrder:
         screen = self._app.screen
 
         def again() -> None:
-            if self._app.screen is screen:
+            if self._app.screen_stack[-1:] in ([], [screen]):  # none: the program ends
                 self._release_soon(turn)
             else:
                 self.settle(turn)

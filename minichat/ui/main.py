@@ -164,7 +164,7 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self._retries.look()
-        self.prompt.tell(*labels.recipient(context, self.recipients))
+        self.prompt.show_recipient(*labels.recipient(context, self.recipients))
         self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         self.prompt.set_class(self.composing.checked.faulty, "-fault")
         self.keybar.unsaved = self.chats.services.store.unsaved

@@ -241,7 +241,7 @@ class ChatPane(Vertical):
                 "$text-muted",
             ),
         )
-        self.transcript.call(chat.letter.upper())
+        self.transcript.set_letter(chat.letter.upper())
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:

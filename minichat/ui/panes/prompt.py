@@ -69,7 +69,7 @@ class Prompt(Editor):
         self._send_keys, self._newline_keys = send_keys, newline_keys
         self.cursor_blink = False  # blinking needs a timer, and sends bytes over SSH
 
-    def tell(self, recipient: str, unusual: bool) -> None:
+    def show_recipient(self, recipient: str, unusual: bool) -> None:
         """Show where the message goes. If that is `unusual`, also on a small screen."""
         self.border_title = Content(recipient)
         self.set_class(unusual, "-unusual")

@@ -87,8 +87,8 @@ class View:
             self.changed(entry)
         return other_key or bool(changed)
 
-    def call(self, letter: str) -> bool:
-        """Give the chat another letter. Return whether it is one."""
+    def set_letter(self, letter: str) -> bool:
+        """Set the chat's letter. Return whether it is another one."""
         if other := letter != self.letter:
             self.letter = letter
             for entry in self.entries:

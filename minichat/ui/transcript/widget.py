@@ -89,9 +89,9 @@ class Transcript(ScrollView, can_focus=True):
         if self._view.name_keys(unfolds, retries):
             self._window.stay(self._window.top)
 
-    def call(self, letter: str) -> None:
-        """Give the chat another letter."""
-        if self._view.call(letter):
+    def set_letter(self, letter: str) -> None:
+        """Set the chat's letter, which heads its replies."""
+        if self._view.set_letter(letter):
             self.refresh()
 
     def prepend(self, messages: Sequence[Message]) -> None:

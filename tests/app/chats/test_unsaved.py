@@ -8,7 +8,7 @@ import pytest
 
 from minichat.chats import returning
 from minichat.commands.screen import say_lost
-from minichat.features import leaving
+from minichat.features import saving
 from minichat.features.leaving import RESTART
 from tests.app.conftest import Clock, run
 from tests.cases import SIZES
@@ -110,7 +110,7 @@ async def test_leaving_saves_the_chats_if_there_is_room_again(
 async def test_chats_are_saved_soon_after_there_is_room_again(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "_SAVE_EVERY", 0.05)
+    monkeypatch.setattr(saving, "_EVERY", 0.05)
     async with bench() as it:
         await fill_and_clear(it, monkeypatch)
         await it.until(lambda: WORDS not in it.screen_text())
